@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from trainer_cli.errors import UserError
 from trainer_cli.parts import AddOnPart
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
@@ -45,6 +47,30 @@ FIT_IN_CHILDREN: AddOnPart[FitInChildren] = AddOnPart("fit.in_children")
 """Fits in child processes: restarted ones, or ranks. For `restarts.max` and `parallel.processes_per_node`."""
 
 
+class JobLimits(NamedTuple):
+    """How many jobs run at a time, and where: the values of `--jobs`, `--devices` and `--jobs-per-device`."""
+
+    at_once: int | None = None
+    """None: one, or all under Slurm, or as many as the devices that were asked for take."""
+    devices: str | None = None
+    per_device: int | None = None
+
+    @classmethod
+    def read(cls, args: Namespace) -> JobLimits:
+        """The values among the arguments of a command.
+
+        Raises:
+            UserError: a number is less than 1.
+        """
+        for flag, value in (("--jobs", args.jobs), ("--jobs-per-device", args.jobs_per_device)):
+            if value is not None and value < 1:
+                raise UserError(f"{flag} is {value}, but it must be at least 1")
+        return cls(args.jobs, args.devices, args.jobs_per_device)
+
+
+NO_LIMITS = JobLimits()
+
+
 class RunSweep(Protocol):
     def __call__(
         self,
@@ -52,9 +78,7 @@ class RunSweep(Protocol):
         *,
         config_dir: Path | None = None,
         config_name: str = "config",
-        at_once: int | None = None,
-        devices: str | None = None,
-        per_device: int | None = None,
+        limits: JobLimits = NO_LIMITS,
         submit: Sequence[str] = (),
     ) -> int: ...
 

@@ -5,6 +5,7 @@ from trainer_cli.commands.command_line import (
     add_allow_pickle as add_allow_pickle,
     add_config_arguments as add_config_arguments,
     add_config_dir as add_config_dir,
+    add_job_limits as add_job_limits,
     add_no_replay as add_no_replay,
     add_overrides as add_overrides,
     main as main,

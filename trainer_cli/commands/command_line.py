@@ -221,6 +221,19 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_job_limits(parser: argparse.ArgumentParser, default: str, *, when: str = "") -> None:
+    """Add the flags that say how many jobs run at a time, and on which devices.
+
+    Args:
+        default: how many run without them.
+        when: the beginning of their help, for a verb that does not always take them.
+    """
+    at_once, own_device = "number of runs at a time", "give each run a GPU of its own: 0,2, UUIDs, or all"
+    parser.add_argument("--jobs", type=int, metavar="N", help=f"{when}{at_once} ({default})")
+    parser.add_argument("--devices", metavar="LIST", help=f"{when}{own_device}")
+    parser.add_argument("--jobs-per-device", type=int, metavar="K", help=f"{when}{at_once} on one GPU (1)")
+
+
 def add_allow_pickle(parser: argparse.ArgumentParser) -> None:
     """Add the flag that allows files to run code when they are loaded."""
     parser.add_argument(

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from trainer_cli.commands.command_line import (
     add_allow_pickle,
     add_config_arguments,
+    add_job_limits,
     add_no_replay,
 )
 from trainer_cli.commands.streams import tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError, one_line
-from trainer_cli.fit_parts import AT_END, RUN_SWEEP
+from trainer_cli.fit_parts import AT_END, RUN_SWEEP, JobLimits
 from trainer_cli.ranks import read_ranks
 
 if TYPE_CHECKING:
@@ -53,16 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print summary.json of the run at the end, and all else on stderr"
     )
     parser.add_argument("--submitted", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="with -m: number of runs at a time (1; with --devices one on each; with --submit slurm all)",
-    )
-    parser.add_argument("--devices", metavar="LIST", help="with -m: give each run a GPU of its own: 0,2, UUIDs, or all")
-    parser.add_argument(
-        "--jobs-per-device", type=int, metavar="K", help="with -m: number of runs at a time on one GPU (1)"
-    )
+    add_job_limits(parser, "1; with --devices one on each; with --submit slurm all", when="with -m: ")
     parser.add_argument(
         "--submit",
         action="append",
@@ -129,9 +121,7 @@ def _sweep(args: argparse.Namespace) -> int:
         args.overrides,
         config_dir=args.config_dir,
         config_name=args.config_name,
-        at_once=args.jobs,
-        devices=args.devices,
-        per_device=args.jobs_per_device,
+        limits=JobLimits.read(args),
         submit=args.submit or (),
     )
 

@@ -96,7 +96,6 @@ def test_one_device_alone_is_shared_as_ever(tmp_path: Path, monkeypatch: pytest.
     [
         ("7", 1, {"auto"}, 1, r"--devices is 7, but there is no device '7'\. There are: 0, 1\."),
         ("0,", 1, {"auto"}, 1, r"there is no device ''"),
-        ("0", 0, {"auto"}, 1, r"--jobs-per-device is 0, but it must be at least 1"),
         ("0", 1, {"auto", "cuda:1"}, 1, r"device=cuda:1 and --devices both choose the GPU"),
         ("0", 2, {"auto"}, 2, r"a run of 2 processes needs as many devices, but is given 0 .*There are: 0, 1\."),
     ],

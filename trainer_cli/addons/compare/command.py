@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.commands import add_config_dir, add_overrides, tolerate_lost_output
+from trainer_cli.commands import add_config_dir, add_job_limits, add_overrides, tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.fit_parts import JobLimits
 from trainer_cli.terminal import line_width, print_json, table, wrapped_report
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", help="the metric that decides, such as val/accuracy (that of the best checkpoint)")
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more is better (by the metric)")
     parser.add_argument("--margin", metavar="M", type=float, default=0.0, help="the least difference that matters (0)")
-    parser.add_argument("--jobs", metavar="N", type=int, help="number of runs at a time (1)")
-    parser.add_argument("--devices", metavar="LIST", help="give each run a GPU of its own: 0,2, UUIDs, or all")
-    parser.add_argument("--jobs-per-device", metavar="K", type=int, help="number of runs at a time on one GPU (1)")
+    add_job_limits(parser, "1")
     parser.add_argument("--name", help="of the folder in runs/compare (made of A and B)")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, and all else on stderr")
 
@@ -52,12 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, print the verdict, and return its exit code."""
     tolerate_lost_output()
-    if (
-        args.seeds < 1
-        or (args.jobs is not None and args.jobs < 1)
-        or not (math.isfinite(args.margin) and args.margin >= 0)
-    ):
-        raise UserError("--seeds and --jobs must be at least 1, and --margin a number of at least 0")
+    limits = JobLimits.read(args)
+    if args.seeds < 1 or not (math.isfinite(args.margin) and args.margin >= 0):
+        raise UserError("--seeds must be at least 1, and --margin a number of at least 0")
     if args.name is not None and not re.fullmatch(r"[^./-][^/]*", args.name):
         cure = "Take a name of one folder, which begins with neither a dot nor a hyphen."
         raise UserError(f"--name is {args.name!r}", where="--name", cure=cure)
@@ -82,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_nested(folder / "a-seed1")
     to_console(a.composed.config.logging.level)
     comparison = PairedRuns(sides, folder, args.seeds, args.margin, args.metric, args.mode)
-    comparison.run(at_once=args.jobs, devices=args.devices, per_device=args.jobs_per_device, config_dir=args.config_dir)
+    comparison.run(limits, args.config_dir)
     report = comparison.as_dict()
     print_json(report) if args.json else print(wrapped_report(_as_text(report), line_width(sys.stdout)))
     return int(ExitCode.STOPPED_EARLY) if comparison.stopped else comparison.verdict.exit_code

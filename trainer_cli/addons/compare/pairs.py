@@ -27,7 +27,7 @@ from trainer_cli.addons.compare.sides import Side, find_differences, has_same_ba
 from trainer_cli.catalog import Catalog
 from trainer_cli.errors import ExitCode, TrainError, UserError, describe_exit
 from trainer_cli.files import read_rows, replace
-from trainer_cli.fit_parts import RUN_JOBS
+from trainer_cli.fit_parts import RUN_JOBS, JobLimits
 from trainer_cli.metric_names import Mode
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.policy import BestRule
@@ -105,11 +105,8 @@ class PairedRuns:
         """The verdict by these pairs."""
         return decide_in_order([pair.difference for pair in self.pairs], self.margin)[0]
 
-    def run(self, *, at_once: int | None, devices: str | None, per_device: int | None, config_dir: Path | None) -> None:
+    def run(self, limits: JobLimits, config_dir: Path | None) -> None:
         """Train what is missing for a verdict.
-
-        Args:
-            at_once, devices, per_device: the values of `--jobs`, `--devices` and `--jobs-per-device`.
 
         Raises:
             TrainError: a run failed, or lacks the metric.
@@ -138,9 +135,7 @@ class PairedRuns:
                 self._queue(),
                 self._on_ended,
                 users=[(side.composed.config.device, side.processes) for side in self.sides],
-                at_once=at_once,
-                devices=devices,
-                per_device=per_device,
+                limits=limits,
                 config_dir=config_dir,
             )
             self.stopped = not self._is_decided() and (self.stopped or stopped is not None)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from trainer_cli.errors import UserError
 from trainer_cli.files import locked_file, open_private
+from trainer_cli.fit_parts import JobLimits
 from trainer_cli.terminal import format_count
 from trainer_cli.user_cache import folder_of_devices
 
@@ -124,8 +125,6 @@ def choose_devices(wanted: str | None, per_device: int, *, settings: set[str], p
     Raises:
         UserError: there are no such devices, or too few for a job, or a config chooses one itself.
     """
-    if per_device < 1:
-        raise UserError(f"--jobs-per-device is {per_device}, but it must be at least 1")
     if wanted is None and not settings <= {"auto", "cuda"}:
         return None
     if numbered := next((setting for setting in sorted(settings) if ":" in setting), None):
@@ -144,15 +143,13 @@ def choose_devices(wanted: str | None, per_device: int, *, settings: set[str], p
     return Devices(chosen, per_device)
 
 
-def share_devices(
-    users: Collection[tuple[str, int]], wanted: str | None, per_device: int | None, at_once: int | None
-) -> tuple[Devices | None, int]:
+def share_devices(users: Collection[tuple[str, int]], limits: JobLimits) -> tuple[Devices | None, int]:
     """The devices for some jobs, if each is given its own, and how many jobs run at a time.
 
     Args:
         users: the `device` of each config, and the number of its processes.
-        wanted, per_device, at_once: the values of `--devices`, `--jobs-per-device` and `--jobs`.
     """
+    at_once, wanted, per_device = limits
     if wanted is None and per_device is not None:
         wanted = ALL_DEVICES
     elif wanted is None and at_once in (None, 1):

@@ -17,6 +17,7 @@ from trainer_cli.addons.jobs.sweep_table import ERROR, FAILURE, recorded_error
 from trainer_cli.environment import usable_cores
 from trainer_cli.errors import ExitCode
 from trainer_cli.files import replace
+from trainer_cli.fit_parts import JobLimits
 from trainer_cli.processes import FrozenJob, own_command
 from trainer_cli.runs import RunDir
 from trainer_cli.signals import StopSignals
@@ -45,9 +46,7 @@ def run_jobs(
     on_ended: Callable[[str, int, str], bool],
     *,
     users: Collection[tuple[str, int]],
-    at_once: int | None = None,
-    devices: str | None = None,
-    per_device: int | None = None,
+    limits: JobLimits,
     config_dir: Path | None = None,
 ) -> str | None:
     """Run jobs, taken one by one, until none is left; returns the signal that stopped them, or None.
@@ -55,9 +54,9 @@ def run_jobs(
     Args:
         folder: their frozen configs and outputs are in `.jobs` there.
         on_ended: gets the KEY, the exit code and the error of each job that has ended; True: no other is needed.
-        users, at_once, devices, per_device: see `share_devices`; `users` are those of all jobs that may come.
+        users, limits: see `share_devices`; `users` are those of all jobs that may come.
     """
-    given, at_once = share_devices(users, devices, per_device, at_once)
+    devices, at_once = share_devices(users, limits)
     RunDir.make_directory(folder / ".jobs")
     env = job_environment(at_once, usable_cores(), processes=max(count for _, count in users))
     with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
@@ -70,7 +69,7 @@ def run_jobs(
 
         with StopSignals(children.promise) as signals:
             try:
-                run_in_turn(children, jobs, start, end, at_once=at_once, signals=signals, devices=given)
+                run_in_turn(children, jobs, start, end, at_once=at_once, signals=signals, devices=devices)
             except KeyboardInterrupt:
                 children.kill()
                 raise

@@ -50,6 +50,7 @@ from trainer_cli.addons.jobs.sweep_table import (
 from trainer_cli.config import Composed, SearchPath, compose, override_error
 from trainer_cli.environment import usable_cores
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, describe_exit, raise_all
+from trainer_cli.fit_parts import NO_LIMITS, JobLimits
 from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
 from trainer_cli.parts import AddOnPart
@@ -80,25 +81,19 @@ def run_sweep(
     *,
     config_dir: Path | None = None,
     config_name: str = "config",
-    at_once: int | None = None,
-    devices: str | None = None,
-    per_device: int | None = None,
+    limits: JobLimits = NO_LIMITS,
     submit: Sequence[str] = (),
 ) -> int:
     """Run every job of the command line, and return the exit code.
 
     Args:
-        at_once: jobs at a time; None: one, or all under Slurm, or as many as the devices that were asked for take.
-        devices, per_device: the values of `--devices` and `--jobs-per-device`.
         submit: values of `--submit`, see `read_submission`; empty: the jobs run in child processes.
     """
-    if at_once is not None and at_once < 1:
-        raise UserError(f"--jobs is {at_once}, but it must be at least 1")
     submission = read_submission(submit) if submit else None
     # All jobs are checked before the first begins: a mistake in the last one would be found after days.
     plan = SweepPlan(arguments, config_dir, config_name)
     if submission is not None:
-        _refuse_to_submit(plan, submission, chooses_devices=devices is not None or per_device is not None)
+        _refuse_to_submit(plan, submission, limits)
     plan.refuse_anew()
     to_console(plan.planned[0].level)
     if not plan.folder.exists() and RunDir(plan.folder.parent).exists_as_run():
@@ -107,11 +102,11 @@ def run_sweep(
             plan.folder.parent,
         )
     if submission is not None:
-        return _submit(plan, submission, at_once)
+        return _submit(plan, submission, limits.at_once)
     users = [(job.device, job.processes) for job in plan.planned]
-    given, at_once = share_devices(users, devices, per_device, at_once)
+    devices, at_once = share_devices(users, limits)
     with contextlib.closing(Children(partial(job_file, plan.folder, suffix="log"))) as children:
-        return Sweep(plan, children, at_once, usable_cores(), given, _show(plan)).run()
+        return Sweep(plan, children, at_once, usable_cores(), devices, _show(plan)).run()
 
 
 def _submit(plan: SweepPlan, submission: Submission, at_once: int | None) -> int:
@@ -129,9 +124,9 @@ def _show(plan: SweepPlan) -> SweepDisplay | None:
     return SweepDisplay(sys.stderr, {job.key: job.run for job in plan.planned}, plan.best, plan.prunes)
 
 
-def _refuse_to_submit(plan: SweepPlan, submission: Submission, *, chooses_devices: bool) -> None:
+def _refuse_to_submit(plan: SweepPlan, submission: Submission, limits: JobLimits) -> None:
     """Refuse what only jobs in child processes can do."""
-    if chooses_devices:
+    if (limits.devices, limits.per_device) != (None, None):
         raise UserError(
             "--devices and --jobs-per-device are for runs that this command starts",
             cure="With --submit the cluster chooses: --submit gpus_per_node=1.",
