@@ -56,6 +56,19 @@ def _find_translation(word: str, names: Mapping[str, str]) -> str | None:
     return next((names[translation] for translation in translations if translation in names), None)
 
 
+def check_name(noun: str, name: str, names: Iterable[str], where: str | None = None) -> None:
+    """Refuse a name that nothing has, with the nearest one, or all.
+
+    Args:
+        noun: what is named.
+        where: the key that names it.
+    """
+    names = list(names)
+    if name not in names:
+        hint = did_you_mean(name, names).strip() or f"Available: {', '.join(names) or 'none'}."
+        raise ConfigError(f"there is no {noun} '{name}'", location=where, hint=hint)
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`" Did you mean 'x'?"`, or an empty text if no choice is near."""
     return _question(word, find_nearest(word, choices))

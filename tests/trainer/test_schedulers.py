@@ -128,7 +128,10 @@ def test_schedules_are_named_by_their_keys_and_their_optimizers(
 
 @pytest.mark.parametrize(
     ("schedulers", "message"),
-    [({"gg": 1}, r"there is no optimizer 'gg'\. Did you mean 'g'"), ([1], "there are several optimizers")],
+    [
+        ({"gg": 1}, r"there is no optimizer 'gg' \(schedulers\)\. Did you mean 'g'"),
+        ([1], "there are several optimizers"),
+    ],
 )
 def test_schedules_of_several_optimizers_must_name_them(schedulers: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):

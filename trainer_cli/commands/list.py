@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from trainer_cli.commands.choices import keys, options_of, search_configs, spell
 from trainer_cli.commands.command_line import add_config_dir
 from trainer_cli.config import SearchPath
-from trainer_cli.errors import UserError
-from trainer_cli.patterns import did_you_mean
+from trainer_cli.patterns import check_name
 from trainer_cli.terminal import beside, line_width, painted, print_json
 
 EXAMPLES = """examples:
@@ -33,9 +32,7 @@ def run(args: argparse.Namespace) -> int:
     search = search_configs(args.config_dir)
     names = search.groups()
     if args.group is not None:
-        if args.group not in names:
-            cure = did_you_mean(args.group, names).strip() or f"Available: {', '.join(names)}."
-            raise UserError(f"there is no group {args.group!r}", cure=cure)
+        check_name("group", args.group, names)
         names = [args.group]
     if args.json:
         print_json({group: _plain_rows(group, search) for group in names})

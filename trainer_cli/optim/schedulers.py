@@ -39,7 +39,7 @@ from trainer_cli.optim.scheduler_state import (
     put_rates,
     read_position,
 )
-from trainer_cli.patterns import did_you_mean
+from trainer_cli.patterns import check_name, did_you_mean
 from trainer_cli.schema import SchedulerInterval
 from trainer_cli.signatures import OPTIMIZER, names_optimizer, read_parameters
 from trainer_cli.state import Fitting
@@ -199,9 +199,7 @@ def name_schedulers(schedulers: Any, optimizers: Collection[str] = (ONLY,)) -> d
         schedulers = dict.fromkeys(optimizers, schedulers)
     named: dict[str, tuple[str, Any]] = {}
     for optimizer, schedules in schedulers.items():
-        if optimizer not in optimizers:
-            cure = did_you_mean(str(optimizer), optimizers).strip() or f"Available: {', '.join(optimizers)}."
-            raise UserError(f"schedulers: there is no optimizer '{optimizer}'", cure=cure)
+        check_name("optimizer", str(optimizer), optimizers, "schedulers")
         # Keys of a mapping may repeat from optimizer to optimizer.
         prefix = f"{optimizer}." if isinstance(schedules, Mapping) else ""
         for name, schedule in _number_schedules(schedules, str(optimizer)).items():

@@ -19,7 +19,7 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout import STEP_MODULES
 from trainer_cli.loggers import Logger, make_display
 from trainer_cli.parallel import ProcessGroup
-from trainer_cli.patterns import did_you_mean, find_nearest
+from trainer_cli.patterns import check_name, find_nearest
 from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.state import clean_name, find_versions, fit_model, inner_optimizers
 from trainer_cli.terminal import format_count
@@ -59,10 +59,7 @@ def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
     settings = {key: value for key, value in settings.items() if value is not None}
     backend = settings.get("backend", "inductor")
     if isinstance(backend, str) and backend != "inductor":
-        backends = torch.compiler.list_backends(exclude_tags=())
-        if backend not in backends:
-            hint = did_you_mean(backend, backends).strip() or f"There are {', '.join(backends)}."
-            raise ConfigError(f"there is no compiler '{backend}'", location="compile.backend", hint=hint)
+        check_name("compiler", backend, torch.compiler.list_backends(exclude_tags=()), "compile.backend")
     try:
         model.compile(**settings)
     except (TypeError, RuntimeError, ValueError) as error:

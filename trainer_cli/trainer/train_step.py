@@ -23,7 +23,7 @@ from trainer_cli.outputs import (
     returned_weight,
 )
 from trainer_cli.parallel import Agreement
-from trainer_cli.patterns import did_you_mean
+from trainer_cli.patterns import check_name
 from trainer_cli.torch_compat import foreach_div_
 
 if TYPE_CHECKING:
@@ -583,12 +583,9 @@ class TrainStep:
 
     def _entry_of(self, name: str) -> OptimizerEntry:
         """The entry of the optimizer with this name. Raises UserError with the nearest name for an unknown one."""
-        for entry in self._entries:
-            if entry.name == name:
-                return entry
-        names = [entry.name for entry in self._entries]
-        cure = did_you_mean(name, names).strip() or f"Available: {names}."
-        raise UserError(f"there is no optimizer '{name}'", cure=cure)
+        entries = {entry.name: entry for entry in self._entries}
+        check_name("optimizer", name, entries)
+        return entries[name]
 
 
 class _Evaluated:

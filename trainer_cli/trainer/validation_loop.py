@@ -17,7 +17,7 @@ from trainer_cli.errors import ConfigError, UserError, second_to
 from trainer_cli.loggers import loader_of
 from trainer_cli.metric_names import is_no_mean
 from trainer_cli.outputs import GatheredMetric, WeightedMeans, is_metric, modes_kept, read_evaluation
-from trainer_cli.patterns import did_you_mean
+from trainer_cli.patterns import check_name, did_you_mean
 from trainer_cli.schema import LoopConfig
 from trainer_cli.signatures import checks_argument_names
 from trainer_cli.steps import Interval, Progress
@@ -83,11 +83,8 @@ class EvaluationSchedule:
         Raises:
             UserError: it does not; with the nearest name.
         """
-        names = list(loaders)
         for name in self._loops:
-            if name not in names:
-                cure = did_you_mean(name, names).strip() or f"Available: {', '.join(names) or 'none'}."
-                raise UserError(f"there is no validation loader '{name}'", where="loop.eval_loaders", cure=cure)
+            check_name("validation loader", name, loaders, "loop.eval_loaders")
 
     def warn_of_means(self, metrics: Iterable[str]) -> None:
         """Warn, once, of metrics that are means over batches, but by their names something else over a whole set."""

@@ -29,7 +29,7 @@ from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.messages import to_console
 from trainer_cli.origin import EvaluatedOrigin, naming_project, of_source, use_source_of
-from trainer_cli.patterns import did_you_mean
+from trainer_cli.patterns import check_name
 from trainer_cli.ranks import Ranks
 from trainer_cli.running import import_torch, run_or_place
 from trainer_cli.selection import Holds, StoredCheckpoint, provide_steps
@@ -241,9 +241,7 @@ def _choose_loaders(data: Data, name: str | None) -> dict[str, Any]:
         raise ConfigError("the data has neither a part `predict` nor a validation part (val)", location="data")
     if name is None:
         return loaders
-    if name not in loaders:
-        cure = did_you_mean(name, loaders).strip() or f"Available: {', '.join(loaders)}."
-        raise ConfigError(f"there is no loader '{name}'", location="predict.loader", hint=cure)
+    check_name("loader", name, loaders, "predict.loader")
     return {name: loaders[name]}
 
 
