@@ -57,12 +57,7 @@ def _find_translation(word: str, names: Mapping[str, str]) -> str | None:
 
 
 def check_name(noun: str, name: str, names: Iterable[str], where: str | None = None) -> None:
-    """Refuse a name that nothing has, with the nearest one, or all.
-
-    Args:
-        noun: what is named.
-        where: the key that names it.
-    """
+    """Refuse a name that no `noun` has, with the nearest one, or all. `where` is the key that names it."""
     names = list(names)
     if name not in names:
         hint = did_you_mean(name, names).strip() or f"Available: {', '.join(names) or 'none'}."

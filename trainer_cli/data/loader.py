@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from trainer_cli.containers import values_of
 from trainer_cli.data.order import ORDER_VERSION, sample_seed
-from trainer_cli.data.position import STATE_VERSION, PositionedLoader, check_counts, check_same
+from trainer_cli.data.position import STATE_VERSION, PositionedLoader, check_same
 from trainer_cli.data.random_state import (
     is_random_state,
     is_random_state_without_torch,
@@ -29,6 +29,7 @@ from trainer_cli.data.random_state import (
 from trainer_cli.data.sample_order import OrderInBlocks
 from trainer_cli.errors import HELP, UserError
 from trainer_cli.terminal import format_count
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from trainer_cli.data.workers import Workers
@@ -273,7 +274,8 @@ class Loader(PositionedLoader):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        check_counts(batch_size=batch_size, num_workers=num_workers)
+        check_whole("data.batch_size", batch_size, 1)
+        check_whole("data.num_workers", num_workers, 0)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self.batch_size = batch_size

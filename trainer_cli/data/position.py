@@ -7,16 +7,9 @@ from typing import Any
 
 from trainer_cli.errors import UserError
 from trainer_cli.steps import Duration, Unit
-from trainer_cli.values import check_whole
 
 STATE_VERSION = 3
 """Changes when the meaning of a saved position changes, or `seed_random` gives other random numbers."""
-
-
-def check_counts(*, batch_size: int, num_workers: int) -> None:
-    """Raise UserError unless these are whole numbers of at least 1 and 0."""
-    check_whole("data.batch_size", batch_size, 1)
-    check_whole("data.num_workers", num_workers, 0)
 
 
 class PositionedLoader:

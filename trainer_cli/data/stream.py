@@ -22,7 +22,6 @@ from trainer_cli.data.position import (
     STATE_VERSION,
     PositionedLoader,
     check_batch_size,
-    check_counts,
     check_same,
 )
 from trainer_cli.data.random_state import kept_random_state, seed_random
@@ -31,6 +30,7 @@ from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.terminal import format_count
+from trainer_cli.values import check_whole
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,8 @@ class StreamLoader(PositionedLoader):
         persistent_workers: bool | None = None,
         worker_timeout_s: float | None = None,
     ) -> None:
-        check_counts(batch_size=batch_size, num_workers=num_workers)
+        check_whole("data.batch_size", batch_size, 1)
+        check_whole("data.num_workers", num_workers, 0)
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers

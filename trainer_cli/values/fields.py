@@ -129,7 +129,7 @@ def check_whole(key: str, value: object, least: int) -> None:
 
 def check_choice(key: str, value: object, choices: Iterable[str]) -> None:
     """Refuse what is none of the choices."""
-    names = [str(choice) for choice in choices]
+    names = list(map(str, choices))
     if value not in names:
         raise ConfigError(f"{key} is {value!r}, but it must be one of {', '.join(names)}", location=key)
 
