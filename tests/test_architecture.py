@@ -44,7 +44,7 @@ FLOORS = (
     "config state strategies catalog",
     "checkpoint outputs",
     "optim runs",
-    "selection",
+    "selection sweep_file",
     "origin",
     "trainer",
     "callbacks",

@@ -75,6 +75,23 @@ def test_json_has_one_object_for_each_run(empty_folder: Path, capsys: Captured) 
     assert (done["run"], done["state"], done["reason"], done["eta_s"]) == ("runs/done", "stopped", "SIGTERM", None)
 
 
+def test_a_run_that_a_sweep_has_paused_is_shown_as_paused_until_it_is_trained_on(
+    empty_folder: Path, capsys: Captured
+) -> None:
+    rows = ["KEY,lr,status,step,reason,run_dir"]
+    for key, step in (("lr=1", 20), ("lr=2", 10)):
+        run = Path("runs/x/sweep", key)
+        ended(run, RunStatus.finished, "hard_stop at 20 steps")
+        rows.append(f"{key},1,paused,{step},the best 1 of 2 go on,{run}")
+    Path("runs/x/sweep/sweep.csv").write_text("\n".join([*rows, ""]))
+    assert main(["top", "--json"]) == 0
+    shown = {row["run"]: (row["state"], row["reason"]) for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert shown == {
+        "runs/x/sweep/lr=1": ("paused", "the best 1 of 2 go on"),
+        "runs/x/sweep/lr=2": ("finished", "hard_stop at 20 steps"),
+    }
+
+
 def test_a_folder_without_runs_says_so(empty_folder: Path, capsys: Captured) -> None:
     Path("runs").mkdir()
     assert main(["top", "--once"]) == 0

@@ -12,13 +12,13 @@ import pytest
 from reported import BEGAN, make_run, write_metrics
 
 from trainer_cli.addons.view.report_sweep import rank_metrics
-from trainer_cli.addons.view.sweep_file import SweepJob, read_jobs
 from trainer_cli.catalog.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.runs.record import RunRecord
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.sweep_file import SweepJob, read_jobs
 
 HEADER = "KEY,optimizer.lr,model.width,status,step,reason,run_dir\n"
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.errors import UserError, first_sentence, one_line
 from trainer_cli.runs import RunsBelow, RunView
 from trainer_cli.strict_json import strict_json
+from trainer_cli.sweep_file import find_jobs, show_paused
 from trainer_cli.terminal import (
     COLOURS,
     cell_width,
@@ -45,7 +46,7 @@ _MIN_REASON_WIDTH, _MIN_NAME_WIDTH = 12, 8
 """The smallest width at which a reason is shown, and a name is cut to."""
 _LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "train/loss", "metric", "ETA")
 """Columns that a narrow terminal leaves out, in this order."""
-_COLOURS = {"running": "green", "stale": "yellow", "stopped": "yellow"}
+_COLOURS = {"running": "green", "stale": "yellow", "stopped": "yellow", RunView.PAUSED: "yellow"}
 _UNBOUNDED_WIDTH = 100_000
 
 
@@ -65,14 +66,21 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"there is no folder {args.dir}", cure="Name the folder that holds your runs: train top DIR.")
     runs = RunsBelow(args.dir)
     if args.json:
-        for view in runs.look(time.time()):
+        for view in _look(runs):
             facts = asdict(view)
             print(strict_json({"run": str(facts.pop("path")), **facts}))
     elif args.once or not is_terminal(sys.stdout):
-        print(_render_text(runs.look(time.time()), args.dir))
+        print(_render_text(_look(runs), args.dir))
     else:
         _follow(runs, args.dir, args.every)
     return 0
+
+
+def _look(runs: RunsBelow) -> list[RunView]:
+    """The states of the runs now."""
+    views = runs.look(time.time())
+    jobs = find_jobs(view.path for view in views)
+    return [show_paused(view, jobs) for view in views]
 
 
 def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
@@ -86,7 +94,7 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
         # No refresh thread: it would redraw tables that have not changed.
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                views = runs.look(time.time())
+                views = _look(runs)
                 # Without the lines of the heading, the header and the count of hidden rows.
                 rows = max(1, console.height - 3)
                 hidden = f"{len(views) - rows} more" if len(views) > rows else ""

@@ -122,6 +122,11 @@ class RunDir:
         """The checkpoints in a folder. Those of an object store are downloaded into this run's directory when read."""
         return Catalog.of(folder, self.checkpoints_folder)
 
+    def read_source(self) -> Mapping[str, str]:
+        """Digests of the project's files with which its newest checkpoint was made."""
+        newest = Catalog.of(self.checkpoints_folder).newest_valid()
+        return {} if newest is None or newest.manifest is None else newest.manifest.source
+
     def exists_as_run(self) -> bool:
         """Whether the directory holds a run whose creation was completed."""
         return self.config_file.is_file() and self.environment_file.is_file()

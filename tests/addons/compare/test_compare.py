@@ -188,7 +188,7 @@ def test_a_name_is_free_as_long_as_no_run_of_it_has_begun(tmp_path: Path) -> Non
 
 
 def test_a_paused_run_of_a_sweep_is_compared_at_its_whole_length(tmp_path: Path) -> None:
-    sweep = ("fit", "-m", "digits_mlp", "model.hidden=[8]", "loggers=jsonl", "sweep.prune=asha", "sweep.rungs=[6st]")
+    sweep = ("fit", "-m", "digits_mlp", "model.hidden=[8]", "loggers=jsonl", "sweep.prune=asha", "sweep.rungs=[6]")
     words = ("loop.max_duration=12", "loop.eval_interval=6", "optimizer.lr=1e-5,1e-3,1e-2")
     assert train(*sweep, *words, cwd=tmp_path).code == 0
     runs = {name: f"runs/digits_mlp/sweep/optimizer.lr={name}" for name in ("1e-05", "0.01")}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from chromium import needs_chromium, page
-from command import Result, fork_jobs, records, running, train
+from command import Result, fork_jobs, make_project, records, running, train
 
 from trainer_cli.commands.command_line import main
 from trainer_cli.files import read_rows
@@ -156,6 +156,37 @@ def test_a_trial_that_was_paused_ends_as_a_run_that_was_not(swept: tuple[Path, R
     result = train("fit", f'resume="{paused["run_dir"]}"', "loop.hard_stop=null", cwd=copy)
     assert result.code == 0, result.err
     assert results_of(copy / paused["run_dir"]) == train_plainly(paused, tmp_path)
+
+
+def test_a_trial_that_was_trained_on_by_hand_goes_on_to_its_end_and_is_compared_at_no_rung_on_the_way(
+    swept: tuple[Path, Result], tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(swept[0], project)
+    first, second, third = [row for row in rows_of(project) if row["status"] == "paused"]
+    for row, stop in ((first, "null"), (second, "14st")):
+        result = train("fit", f'resume="{row["run_dir"]}"', f"loop.hard_stop={stop}", cwd=project)
+        assert result.code == 0, result.err
+    before = records(sweep_of(project) / "search.jsonl")
+    again = run_here(*COMMAND, "sweep.trials=4", cwd=project)
+    assert again.code == 0, again.out + again.err
+    assert [row["KEY"] for row in rows_of(project) if row["status"] == "paused"] == [third["KEY"]]
+    made = records(sweep_of(project) / "search.jsonl")[len(before) :]
+    for row, step in ((first, 20), (second, 14)):
+        gone_on, measured = [each for each in made if each["trial"] == row["KEY"]]
+        assert (gone_on["rung"], gone_on["why"]) == (2, f"it was trained to step {step} by hand")
+        assert (measured["rung"], measured["step"]) == (2, 20)
+        assert results_of(project / row["run_dir"]) == train_plainly(row, tmp_path)
+
+
+def test_a_sweep_says_so_if_its_jobs_were_trained_by_other_source(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    words = ("fit", "-m", "mine", "loggers=jsonl", "report=false", "loop.max_duration=6", "loop.eval_interval=6")
+    assert "the source differs" not in run_here(*words, "optimizer.lr=0.1,0.2", cwd=project).out
+    file = project / "mine/parts.py"
+    file.write_text(f"{file.read_text()}# Edited.\n")
+    more = run_here(*words, "optimizer.lr=0.1,0.2,0.3", cwd=project)
+    assert "compared although the source differs: mine/parts.py" in more.out, more.out + more.err
 
 
 def test_the_same_command_again_trains_nothing_and_one_with_more_trials_adds_to_them(

@@ -24,7 +24,6 @@ from typing import Any
 
 from trainer_cli.addons.compare.confidence import MeanInterval, PairedVerdict, decide_in_order, standard_deviation
 from trainer_cli.addons.compare.sides import Side, find_differences, has_same_batches
-from trainer_cli.catalog import Catalog
 from trainer_cli.errors import ExitCode, TrainError, UserError, describe_exit
 from trainer_cli.files import read_rows, replace
 from trainer_cli.fit_parts import RUN_JOBS, JobLimits
@@ -246,7 +245,7 @@ class PairedRuns:
         rule = self._find_rule([*runs[0].read_summary().get("last_metrics", ())])
         a, b = (_read_value(run, rule) for run in runs if run is not None)
         paths = (str(runs[0].path), str(runs[1].path))
-        pair = Pair(seed, rule.metric, rule.mode.value, a, b, *paths, _source_of(runs[0]), _source_of(runs[1]))
+        pair = Pair(seed, rule.metric, rule.mode.value, a, b, *paths, runs[0].read_source(), runs[1].read_source())
         self._pairs[seed] = pair
         # As a whole: a reader never sees half a line, and a kill leaves all earlier pairs.
         lines = [json.dumps(asdict(pair)) + "\n" for pair in self.pairs]
@@ -279,7 +278,7 @@ class PairedRuns:
         ]
         for run in (*here, *elsewhere):
             is_finished = run.read_summary().get("status") == RunStatus.finished
-            if is_finished and not side.find_changes(_source_of(run)):
+            if is_finished and not side.find_changes(run.read_source()):
                 return run
         return None
 
@@ -289,7 +288,7 @@ class PairedRuns:
         # After that the run itself reports who uses its directory.
         while run.is_locked() and time.monotonic() < end:
             time.sleep(0.05)
-        if run.exists_as_run() and (changed := side.find_changes(_source_of(run))):
+        if run.exists_as_run() and (changed := side.find_changes(run.read_source())):
             moved = RunDir.describe_moved(run.move_to_trash())
             log.info("%s has changed: %s is trained again, and moved to %s", format_first([*changed]), run.path, moved)
 
@@ -306,12 +305,6 @@ class PairedRuns:
                 f"--metric {metric}: its name does not say what is better", cure="Add --mode min or --mode max."
             )
         return BestRule(metric, Mode(mode))
-
-
-def _source_of(run: RunDir) -> Mapping[str, str]:
-    """Digests of the project's files with which a run was trained."""
-    newest = Catalog.of(run.checkpoints_folder).newest_valid()
-    return {} if newest is None or newest.manifest is None else newest.manifest.source
 
 
 def _read_value(run: RunDir, rule: BestRule) -> float:

@@ -572,13 +572,13 @@ class Sweep:
 
     def _work(self, waiting: Sequence[Planned], signals: StopSignals, env: Mapping[str, str]) -> None:
         """Start the jobs in order, at most `at_once` at a time, until all have ended or a signal asks to stop."""
-        self._write()
+        self._write(follows=True)
         # Before the first job starts, which takes seconds: its process imports torch.
         self._draw()
 
         def end(key: str, code: int) -> bool:
             self._on_ended(self._find(key), code)
-            self._write()
+            self._write(follows=True)
             return False
 
         run_in_turn(
@@ -729,9 +729,16 @@ class Sweep:
         """The states of all jobs, read from the disk."""
         return [self._row(job) for job in self.plan.planned]
 
-    def _write(self) -> None:
-        """Show the states of the jobs, and write them into sweep.csv."""
+    def _write(self, *, follows: bool = False) -> None:
+        """Show the states of the jobs, and write them into sweep.csv.
+
+        Args:
+            follows: whether the search takes over what was trained by hand.
+        """
         file, rows = self.folder / "sweep.csv", self._rows()
+        if follows and self.search is not None:
+            for row in rows:
+                self.search.follow(row.key, row.step)
         if self.display is not None:
             self.display.update(rows)
         try:

@@ -197,8 +197,10 @@ def as_table(rows: Sequence[JobStatus], settings: BestSettings) -> str:
     if winners:
         more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
         shown.append(f"* best {ranked} of all jobs: {_best(winners[0], str(ranked)):.4g}, of {winners[0].key}{more}")
-        compared = (RunDir(row.run_dir).values for row in rows if ranked in row.best)
-        durations = dict.fromkeys(map(_max_duration, compared))
+        compared = [RunDir(row.run_dir) for row in rows if ranked in row.best]
+        if files := _differing_files(compared):
+            shown.append(f"  compared although the source differs: {format_first(files, 4)}")
+        durations = dict.fromkeys(_max_duration(run.values) for run in compared)
         if len(durations) > 1:
             shown.append(f"  compared although loop.max_duration differs: {format_first(list(durations), 4)}")
     return "\n".join([*shown, *_list_warnings(rows), *_reasons(rows)])
@@ -275,6 +277,15 @@ def _best(row: JobStatus, name: str) -> float | None:
     """The best value of a metric in a job; None if there is no such number in its summary."""
     value = row.best.get(name, {}).get("value")
     return value if isinstance(value, int | float) else None
+
+
+def _differing_files(runs: Sequence[RunDir]) -> list[str]:
+    """The files of the project that were not the same in all runs that imported them."""
+    digests: dict[str, set[str]] = {}
+    for run in runs:
+        for file, digest in run.read_source().items():
+            digests.setdefault(file, set()).add(digest)
+    return sorted(file for file, of_file in digests.items() if len(of_file) > 1)
 
 
 def _max_duration(config: Mapping[str, Any]) -> str:

@@ -75,6 +75,16 @@ class Search:
         self._record(row)
         self._running.discard(key)
 
+    def follow(self, key: str, step: int | None) -> None:
+        """A paused trial that has been trained further than its rung, by hand, goes on to its end.
+
+        Its best value until the next rung is unknown.
+        """
+        trials = self._trials
+        if step is not None and step > trials.paused_at.get(key, step):
+            why = f"it was trained to step {step} by hand"
+            self._record({"event": "go on", "trial": key, "rung": len(trials.rungs), "why": why})
+
     def leave(self, key: str, *, is_killed: bool = False) -> None:
         """A trial has failed, or was stopped: the next command begins with it. A killed one is chosen again once."""
         self._running.discard(key)

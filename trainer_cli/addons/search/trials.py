@@ -35,6 +35,8 @@ class Trials:
         """KEY -> values, in the order in which they were begun."""
         self.aims: dict[str, int] = {}
         """KEY -> the rung to which it trains, or at which it is paused."""
+        self.paused_at: dict[str, int] = {}
+        """KEY -> the step at which it is paused."""
         self._losses: list[dict[str, float]] = [{} for _ in range(len(self.rungs) + 1)]
         for row in rows:
             self.apply(row)
@@ -46,8 +48,11 @@ class Trials:
             self.values[key], self.aims[key] = row["values"], 0
         elif row["event"] == "go on":
             self.aims[key] = row["rung"]
+            self.paused_at.pop(key, None)
         else:
             loss = row["loss"]
+            if row["rung"] < len(self.rungs) and row.get("step") is not None:
+                self.paused_at[key] = row["step"]
             self._losses[row["rung"]][key] = math.inf if loss is None else loss
 
     def list_unfinished(self) -> list[str]:

@@ -25,13 +25,13 @@ from trainer_cli.addons.view.report_comparison import ComparedRuns
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
 from trainer_cli.addons.view.report_sweep import short_keys
-from trainer_cli.addons.view.sweep_file import SweepJob, read_jobs, show_paused
 from trainer_cli.commands import no_run
 from trainer_cli.environment import versions
 from trainer_cli.errors import TrainError, UserError, one_line
 from trainer_cli.files import as_path, replace
 from trainer_cli.parts import EARLIEST_START
 from trainer_cli.runs import Run, RunDir, RunRecord, RunsBelow, ValidationRow, collecting
+from trainer_cli.sweep_file import SweepJob, read_jobs, show_paused
 from trainer_cli.terminal import format_bytes, format_count
 
 EXAMPLES = """examples:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from trainer_cli.addons.view.forks import forks_among, recorded_fork
 from trainer_cli.addons.view.report_blocks import Block, clock_time, duration, number, table
 from trainer_cli.addons.view.report_sweep import NOT_SET, rank_metrics, search_tables, short_keys, sweep_charts
-from trainer_cli.addons.view.sweep_file import SweepJob
 from trainer_cli.bounds import is_count
 from trainer_cli.environment import unix
 from trainer_cli.errors import first_sentence
@@ -18,6 +17,7 @@ from trainer_cli.goodput import Activity, Seconds, read_seconds
 from trainer_cli.metric_names import Mode
 from trainer_cli.runs import RunRecord, RunView
 from trainer_cli.steps import RunStatus
+from trainer_cli.sweep_file import SweepJob
 from trainer_cli.terminal import format_clock, format_rate
 
 _MOST_SWEPT = 6

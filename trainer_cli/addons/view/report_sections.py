@@ -28,9 +28,9 @@ from trainer_cli.addons.view.report_media import media
 from trainer_cli.addons.view.report_range_test import range_test
 from trainer_cli.addons.view.report_runs import best_modes, differing, summary
 from trainer_cli.addons.view.report_sweep import NOT_SET
-from trainer_cli.addons.view.sweep_file import SweepJob
 from trainer_cli.environment import unix
 from trainer_cli.runs import BestSettings, RunRecord, Series, ValidationRow
+from trainer_cli.sweep_file import SweepJob
 
 Records = Sequence[RunRecord]
 Draw = Callable[[int, RunRecord, str], Block | None]

@@ -11,8 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from trainer_cli.addons.view.report import look_of, short_names
 from trainer_cli.addons.view.report_blocks import Block
 from trainer_cli.addons.view.report_runs import RunRow, differing, grouping_keys, groupings, runs_table
 from trainer_cli.addons.view.report_sections import metric_curve, metric_series, role_of, sections
-from trainer_cli.addons.view.sweep_file import SweepJob, read_jobs, show_paused
 from trainer_cli.files import GrowingFile
 from trainer_cli.runs import MessageFilter, Run, RunRecord, RunsBelow, RunView
+from trainer_cli.sweep_file import find_jobs, show_paused
 
 _BUCKETS = 2000
 _FEWEST_BUCKETS = 100
@@ -56,7 +55,7 @@ class ServedRuns:
             views = [views[index] for index in beside_parents([run.summary for run, _ in views])]
             names = [_name(run.path, self.root) for run, _ in views]
             compared = [run for run, _ in views if number_of[run] in numbers] or [run for run, _ in views]
-            jobs = _sweep_jobs(run.path for run, _ in views)
+            jobs = find_jobs(run.path for run, _ in views)
             views = [(run, show_paused(view, jobs)) for run, view in views]
             keys = differing([run.config for run in compared], [*jobs.values()])
             rows = [_row(number_of[run], run, view, name) for (run, view), name in zip(views, names, strict=True)]
@@ -78,7 +77,7 @@ class ServedRuns:
         with self._lock:
             chosen = self._choose(numbers)
             ids, records = list(chosen), [run.record(now) for run in chosen.values()]
-            jobs = _sweep_jobs(record.path for record in records)
+            jobs = find_jobs(record.path for record in records)
             records = [dataclasses.replace(record, view=show_paused(record.view, jobs)) for record in records]
             names = short_names(records, jobs)
             looks = {str(number): look_of(record) for number, record in zip(ids, records, strict=True)}
@@ -206,16 +205,6 @@ def _is_best(entry: object) -> bool:
     return (
         isinstance(entry, dict) and isinstance(entry.get("value"), int | float) and isinstance(entry.get("step"), int)
     )
-
-
-def _sweep_jobs(paths: Iterable[Path]) -> dict[str, SweepJob]:
-    """Real path of a run's directory -> its job, for all jobs of the sweeps that the runs belong to."""
-    folders = dict.fromkeys(path.parent for path in paths)
-    jobs: dict[str, SweepJob] = {}
-    for folder in folders:
-        with suppress(OSError):
-            jobs |= read_jobs(folder)
-    return jobs
 
 
 def _unfilled(run: int, record: RunRecord, name: str) -> Block | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,15 @@ def read_jobs(folder: Path) -> dict[str, SweepJob]:
             run_dir = job_folder if job_folder.is_dir() else Path(cells["run_dir"])
             reason, step = cells.get("reason", ""), cells.get("step", "")
             jobs[os.path.realpath(run_dir)] = SweepJob(cells["KEY"], swept, run_dir, cells["status"], reason, step)
+    return jobs
+
+
+def find_jobs(paths: Iterable[Path]) -> dict[str, SweepJob]:
+    """Real path of a run's directory -> its job, for all jobs of the sweeps that the runs belong to."""
+    jobs: dict[str, SweepJob] = {}
+    for folder in dict.fromkeys(path.parent for path in paths):
+        with suppress(OSError):
+            jobs |= read_jobs(folder)
     return jobs
 
 
