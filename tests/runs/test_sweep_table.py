@@ -12,6 +12,7 @@ from printed import Terminal
 from trainer_cli.addons.jobs.sweep_table import (
     JobStatus,
     as_table,
+    best_jobs,
     job_status,
     recorded_error,
     recording_error,
@@ -250,6 +251,11 @@ def test_the_best_jobs_are_marked_by_the_rule_of_their_runs(
     lines = as_table(rows, settings).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("*  ")] == marked
     assert note in lines
+
+
+def test_of_equally_good_jobs_the_one_at_its_end_is_trained_on() -> None:
+    rows = [row("a", "paused", loss=0.5), row("b", loss=0.5), row("c", loss=0.5), row("d", "failed", loss=0.5)]
+    assert [job.key for job in best_jobs(rows, BestSettings())[1]] == ["b", "c", "a", "d"]
 
 
 @pytest.mark.parametrize(

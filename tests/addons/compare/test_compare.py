@@ -199,6 +199,11 @@ def test_a_paused_run_of_a_sweep_is_compared_at_its_whole_length(tmp_path: Path)
     for side in "ab":
         summary = json.loads((tmp_path / report["pairs"][0][f"{side}_run"] / "summary.json").read_text())
         assert summary["step"] == 12
+    # Its name has an equals sign, as an override has.
+    code, report = compare(
+        "compare", f"{runs['0.01']} model.hidden=[4]", "model.hidden=[6]", "--seeds", "1", cwd=tmp_path
+    )
+    assert (code, report["differs"]) == (3, {"model.hidden": {"a": [4], "b": [6]}})
 
 
 def test_lengths_that_differ_are_both_named(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ class _Words:
         if RunDir(text).exists_as_run():
             return cls(letter, text, Path(text), ())
         words = shlex.split(text)
-        names = [word for word in words if "=" not in word and not word.startswith("~")]
+        # Runs of sweeps have an equals sign in their names, too.
+        names = [word for word in words if not ("=" in word or word.startswith("~")) or RunDir(word).exists_as_run()]
         overrides = [word for word in words if word not in names]
         if len(names) > 1 or not words:
             cure = "Write one experiment or run, and overrides, each side in quotes: 'digits_mlp optimizer.lr=0.1'."

@@ -302,4 +302,5 @@ def _winners(rows: Sequence[JobStatus], name: str) -> list[JobStatus]:
         return []
     is_minimized = values[0][1].best[name].get("mode") == "min"
     best = (min if is_minimized else max)(value for value, _ in values)
-    return [row for value, row in values if value == best]
+    # Those at their end first: of equal ones the first is trained on.
+    return sorted((row for value, row in values if value == best), key=lambda row: not row.finished)
