@@ -77,7 +77,7 @@ class _Project:
         return run
 
     def _keep(self, run: RunDir) -> Path:
-        digest = keep_source(run, self.composed, self.text, DataAndSource({}, {}), self.environment)
+        digest = keep_source(run, self.composed, self.text, DataAndSource({}, {}), self.environment, begins=True)
         assert digest is not None
         return run.source_folder / digest
 

@@ -324,6 +324,27 @@ def test_each_step_is_replayed_with_the_source_of_its_own_attempt(project: Path)
     assert "the condition holds at step 1 already" in found.err, found.err
 
 
+def test_steps_of_two_sources_are_named_where_the_checkpoint_between_is_gone(project: Path) -> None:
+    stop = "import os, pathlib, signal\n\npathlib.Path('stop').exists() and os.kill(os.getpid(), signal.SIGTERM)\n"
+    (project / "mine/late.py").write_text(stop + LATE)
+    (project / "stop").touch()
+    assert train("fit", MINE, "name=two", cwd=project).code == 75
+    (project / "stop").unlink()
+    edit(project)
+    assert train("fit", MINE, "name=two", cwd=project).code == 0
+    assert not (project / "runs/two/checkpoints/step1").exists()
+    reason = "attempt 2, which has another source than the one before, began at step 1: first make runs/two@step1"
+    replayed = train("replay", "runs/two", "4", "--quiet", cwd=project)
+    assert replayed.code == 1
+    assert reason in " ".join(replayed.out.split())
+    checked = train("check", "run", "runs/two", "--stretches", "all", cwd=project)
+    assert checked.code == 1
+    assert reason in " ".join(checked.out.split())
+    # With that state each part is made with its own source.
+    assert train("ckpt", "show", "runs/two@step1", cwd=project).code == 0
+    assert train("replay", "runs/two", "4", "--quiet", cwd=project).out.startswith("verified: equal at 3 of 3")
+
+
 def test_source_of_others_is_run_only_if_it_is_trusted(project: Path, tmp_path: Path) -> None:
     expected = losses(validate(project))
     edit(project)

@@ -55,6 +55,16 @@ def test_the_same_source_is_written_once_and_any_other_beside_it(run: RunDir) ->
     assert sorted(run.source_folder.iterdir()) == sorted([folder, *others])
 
 
+def test_a_run_that_starts_again_at_step_0_keeps_the_config_that_makes_step_1(run: RunDir) -> None:
+    folder = keep(run)
+    assert keep(run, config="name: y\n", begins=True) == folder
+    assert KeptSource.read(folder).config == "name: y\n"
+    before = folder.stat().st_ino
+    assert keep(run, config="name: y\n", begins=True) == folder
+    assert folder.stat().st_ino == before
+    assert list(run.source_folder.iterdir()) == [folder]
+
+
 def test_every_file_and_folder_is_synced_before_the_source_has_its_name(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,16 +254,20 @@ def test_differences_are_told_by_file_and_line_ends_are_none(run: RunDir, tmp_pa
     assert source.find_differences(project) == {"mine/__init__.py": "not there", "mine/deep/net.py": "changed"}
 
 
-def test_files_that_are_imported_later_are_found_by_their_statements(tmp_path: Path) -> None:
+def test_files_that_are_imported_later_are_found_by_their_statements_and_names(tmp_path: Path) -> None:
     project = make(tmp_path / "project")
     for name, text in {
         "main.py": "import torch, lone\ndef late():\n    from package.sub import name, Other\n",
         "lone.py": "import package.deep.leaf as leaf\n",
         "package/__init__.py": "",
         "package/sub.py": "from . import sibling\nfrom .deep import twig\nfrom ..outside import x\nimport torch.nn\n",
-        "package/sibling.py": "import broken\n",
+        "package/sibling.py": "import broken\nTABLE = {'one': 'plugins.one', 'file': 'a.csv', 'up': '.......x'}\n",
+        "package/deep/twig.py": "import importlib\ndef late():\n    importlib.import_module('.bud', __package__)\n",
+        "package/deep/bud.py": "import_module('..above', 'package.deep')\n",
+        "package/above.py": "",
+        "plugins/one.py": "",
+        "plugins/two.py": "",
         "package/deep/leaf.py": "from src_only import y\n",
-        "package/deep/twig.py": "",
         "broken.py": "def (:\n",
         "src/src_only.py": "",
         "unused.py": "",
@@ -264,7 +278,8 @@ def test_files_that_are_imported_later_are_found_by_their_statements(tmp_path: P
     found = add_imports(project, ["main.py"], ["", "src"])
     assert found == {
         "main.py", "lone.py", "package/__init__.py", "package/sub.py", "package/sibling.py", "package/deep/leaf.py",
-        "package/deep/twig.py", "broken.py", "src/src_only.py",
+        "package/deep/twig.py", "package/deep/bud.py", "package/above.py", "plugins/one.py", "broken.py",
+        "src/src_only.py",
     }  # fmt: skip
 
 

@@ -33,7 +33,13 @@ _LARGE_BYTES = 20_000_000
 
 
 def keep_source(
-    run: RunDir, composed: Composed, config_text: str, origin: DataAndSource, environment: Mapping[str, Any]
+    run: RunDir,
+    composed: Composed,
+    config_text: str,
+    origin: DataAndSource,
+    environment: Mapping[str, Any],
+    *,
+    begins: bool,
 ) -> str | None:
     """Keep the files of the project that this process imports, or may import later; returns the digest.
 
@@ -42,9 +48,10 @@ def keep_source(
     Args:
         config_text: the config as the run stores it.
         environment: that of the attempt.
+        begins: whether the attempt makes step 1.
     """
     try:
-        return _keep(run, composed, config_text, origin, environment)
+        return _keep(run, composed, config_text, origin, environment, begins)
     except (OSError, UserError) as error:
         log.warning("the source of the run is not kept: %s", without_secrets(str(error)))
         return None
@@ -93,7 +100,12 @@ def _read_files(root: Path, paths: Iterable[str], not_kept: dict[str, str]) -> d
 
 
 def _keep(
-    run: RunDir, composed: Composed, config_text: str, origin: DataAndSource, environment: Mapping[str, Any]
+    run: RunDir,
+    composed: Composed,
+    config_text: str,
+    origin: DataAndSource,
+    environment: Mapping[str, Any],
+    begins: bool,
 ) -> str:
     root = composed.project_root
     modules = find_imported_modules(root)
@@ -113,4 +125,4 @@ def _keep(
     )
     by_key = {".".join(path): value for path, value in whole_values(composed.raw)}
     values = {key: value for key, value in by_key.items() if why_may_change(key) is None}
-    return KeptSource.write(run, facts, files, config_text, values)
+    return KeptSource.write(run, facts, files, config_text, values, begins=begins)

@@ -128,18 +128,28 @@ class KeptSource:
         return cls(folder, facts, files, config, is_signed(content, mac))
 
     @classmethod
-    def write(cls, run: RunDir, facts: SourceFacts, files: Mapping[str, bytes], config: str, values: object) -> str:
+    def write(
+        cls,
+        run: RunDir,
+        facts: SourceFacts,
+        files: Mapping[str, bytes],
+        config: str,
+        values: object,
+        *,
+        begins: bool = False,
+    ) -> str:
         """Keep a source, durably, unless the run has it; returns its digest.
 
         Args:
             config: its text, without secrets.
             values: of the config, as far as another value is another source.
+            begins: whether no step of an earlier attempt is left, so that the config is the one that makes step 1.
         """
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(files.items())}
         identity = json.dumps([values, digests, facts.samples], sort_keys=True, default=str)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = run.source_folder / digest
-        if (folder / FACTS_FILE).is_file():
+        if (folder / FACTS_FILE).is_file() and not (begins and (folder / _CONFIG).read_bytes() != config.encode()):
             # A process that was killed after the rename has left its empty folder.
             for left in run.source_folder.glob(f".{digest}.*"):
                 with suppress(OSError):

@@ -27,6 +27,7 @@ _MOST_FILE_BYTES = 1 << 20
 _MOST_ENTRIES = 100_000
 """Of a project that is not in git."""
 _OF_A_RUN = re.compile(r"(^|/)source/[0-9a-f]{16}/files/")
+_MODULE = re.compile(r"(\.*)(\w+(?:\.\w+)*)")
 _MOST_PARSED_BYTES = 4 << 20
 """Of all files: a start waits for it. It is no time, by which equal projects would have other sources."""
 
@@ -155,7 +156,10 @@ def _read_code(file: Path) -> bytes:
 
 
 def _read_imports(content: bytes, path: PurePosixPath) -> Iterator[tuple[PurePosixPath | None, list[str]]]:
-    """What a file imports: names from a package on, with the folder of a relative import."""
+    """What a file imports: names from a package on, with the folder of a relative import.
+
+    A text with a dot may name a module, as in a call of `import_module` or a table of plugins.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(content)
@@ -168,6 +172,10 @@ def _read_imports(content: bytes, path: PurePosixPath) -> Iterator[tuple[PurePos
             folder = path.parents[node.level - 1] if node.level else None
             names = node.module.split(".") if node.module else []
             yield from ((folder, [*names, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+            module = _MODULE.fullmatch(node.value)
+            if module is not None and (level := len(module[1])) <= len(path.parents):
+                yield path.parents[level - 1] if level else None, module[2].split(".")
 
 
 def _find_files(root: Path, folder: PurePosixPath, names: list[str]) -> Iterator[str]:

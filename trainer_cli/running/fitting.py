@@ -288,7 +288,7 @@ def _begin_attempt(
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
         job=job,
         config_mac=job and sign([config_text, composed.overrides]),
-        source=(source := keep_source(run, composed, config_text, origin, facts)),
+        source=(source := keep_source(run, composed, config_text, origin, facts, begins=start_step == 0)),
     )
     if start.is_new and source is not None and (sentence := describe_same_run(run, source, composed.raw)) is not None:
         log.info("%s", sentence)

@@ -232,6 +232,17 @@ def test_a_run_of_several_attempts_is_made_again_at_once(project: Path) -> None:
     assert last_line(done).startswith("equal up to step 8: 8 records and ")
 
 
+def test_a_run_that_began_anew_is_made_again_by_the_config_that_made_its_steps(project: Path) -> None:
+    # A second config that may change, so that the kept source is the same.
+    wrong = train("fit", MINE, "name=anew", "loop.eval_interval=3", "checkpoint.ephemeral_save_interval=2", cwd=project)
+    assert wrong.code == 2, wrong.err
+    trained(MINE, "name=anew", cwd=project)
+    assert len(list((project / "runs/anew/source").iterdir())) == 1
+    done = rerun(project, run="runs/anew")
+    assert done.code == 0, done.out + done.err
+    assert last_line(done) == "equal up to step 8: 8 records and 5 checkpoints"
+
+
 def test_equality_is_expected_until_an_attempt_with_another_source(project: Path) -> None:
     with asking(project, "stop-at", 5):
         assert train("fit", MINE, "name=edited", cwd=project).code == 75

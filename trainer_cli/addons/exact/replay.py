@@ -79,7 +79,7 @@ class Replayed:
         ]
         lines = [*map(str, self.differences[:1]), *differing[:1]]
         if lines:
-            return f"not equal: {'; '.join(lines)}"
+            return f"not equal: {'; '.join([*lines, *filter(None, [self.plan.sources])])}"
         if not self.records and not self.states:
             return "nothing to compare: no record and no kept checkpoint is among these steps"
         states = f", and {format_count(len(self.states), 'kept checkpoint')}" if self.states else ""

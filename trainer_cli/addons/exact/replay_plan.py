@@ -62,6 +62,8 @@ class ReplayPlan:
     """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
     records: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """The lines of `metrics.jsonl`, with which the replay is compared."""
+    sources: str = ""
+    """How its steps were made with several sources, though it has one; empty if they were not."""
 
     @property
     def began_with(self) -> str:
@@ -123,6 +125,7 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
             if is_kept
             else f"The checkpoint of step {step} is gone: only steps up to it, or after the next one, can be made.",
         )
+    several = find_boundary(history, start_step, last, strict=True)
     return ReplayPlan(
         run=history.directory.path,
         run_id=history.directory.run_id,
@@ -135,11 +138,17 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
         kept={entry.step: kept for entry, kept in history.entries if start_step < entry.step <= last},
         seconds=_estimate_s(history.records, start_step, last),
         records=history.records,
+        sources="" if several is None else f"{several[1]}: first make {history.directory.path}@step{several[0]}",
     )
 
 
-def find_boundary(history: Run, start_step: int, last: int) -> tuple[int, str] | None:
-    """The last step between two that no replay can pass, because the attempts had several configs, and why."""
+def find_boundary(history: Run, start_step: int, last: int, *, strict: bool = False) -> tuple[int, str] | None:
+    """The last step between two that no replay can pass, because the attempts had several configs, and why.
+
+    Args:
+        strict: also one at which another source began and whose checkpoint is gone. A replay passes it with the source
+            of the last step, and its numbers are those of the run if the edit changed none.
+    """
     attempts = {attempt.get("attempt"): attempt for attempt in history.attempts}
     later = history.attempt_of(last)
     while start_step < (began := int(attempts.get(later, {}).get("start_step") or 0)):
@@ -151,8 +160,7 @@ def find_boundary(history: Run, start_step: int, last: int) -> tuple[int, str] |
         is_finished = attempts.get(earlier, {}).get("status") == RunStatus.finished
         is_kept = any(entry.step == began for entry, _ in [*history.entries, *history.replayed])
         sources = [attempts.get(number, {}).get("source") for number in (earlier, later)]
-        # Without its checkpoint the steps can still be made, with the source of the last.
-        has_other_source = is_kept and None not in sources and sources[0] != sources[1]
+        has_other_source = (is_kept or strict) and None not in sources and sources[0] != sources[1]
         if is_finished or has_other_source or _trains_otherwise(history, earlier, later):
             other = "source" if has_other_source else "config"
             why = "continued the finished run" if is_finished else f"has another {other} than the one before"
