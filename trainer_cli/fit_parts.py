@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from trainer_cli.auto_values import AutoDecision
     from trainer_cli.config import Composed
@@ -24,19 +23,14 @@ if TYPE_CHECKING:
 
 
 class AtEnd(Protocol):
-    """Surrounds a fit, whose config is given to `expect` before anything is written."""
+    """Acts when a fit has ended, with its config, the error that ended it, and whether it has recorded an attempt."""
 
-    def expect(self, config: TrainConfig) -> None: ...
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __call__(self, config: TrainConfig, error: BaseException | None, *, has_begun: bool) -> None: ...
 
 
-AT_END: AddOnPart[Callable[[], AtEnd]] = AddOnPart("fit.at_end")
-"""Does something at the end of a fit, in its first process. For `train fit` and the jobs of a sweep."""
+AT_END: AddOnPart[AtEnd] = AddOnPart("fit.at_end")
+"""Does something at the end of a fit, in its first process, unless a second Ctrl-C has ended it. For `train fit` and
+the jobs of a sweep."""
 
 
 class FitInChildren(Protocol):

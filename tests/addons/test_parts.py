@@ -114,8 +114,8 @@ def test_what_a_missing_addon_would_bring_is_known(
 def test_an_installed_addon_is_asked_after_those_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = AddOn(parts={fit_parts.AT_END.name: "collections:OrderedDict"})
     monkeypatch.setattr(addon_module, "_find_installed", lambda: {"mine": mine})
-    hooks = [hook.__name__ for hook in fit_parts.AT_END.each()]
-    assert "ReportAtEnd" in hooks[:-1]
+    hooks = [getattr(hook, "__name__", "") for hook in fit_parts.AT_END.each()]
+    assert "report_at_end" in hooks[:-1]
     assert hooks[-1] == "OrderedDict"
     assert list_addons()["mine"] == "installed"
 

@@ -13,7 +13,7 @@ import pytest
 from reported import make_run, outcome
 
 from trainer_cli.addons.view import report_at_end
-from trainer_cli.addons.view.report_at_end import ReportAtEnd
+from trainer_cli.processes import FitEnd
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.steps.run_status import RunStatus
@@ -27,8 +27,8 @@ def fit(
     **config: Any,
 ) -> None:
     """Stands for a fit that records an attempt with this end; None: it is refused before."""
-    with ReportAtEnd() as report:
-        report.expect(TrainConfig(run_dir=str(run.path), **config))
+    with FitEnd() as end:
+        end.expect(TrainConfig(run_dir=str(run.path), **config))
         if status is not None:
             run.end_attempt(outcome(status, step, "an end"), now=1_700_000_500.0)
         if error is not None:

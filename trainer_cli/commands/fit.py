@@ -18,7 +18,7 @@ from trainer_cli.commands.command_line import (
 )
 from trainer_cli.commands.streams import tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError, one_line
-from trainer_cli.fit_parts import AT_END, RUN_SWEEP, JobLimits
+from trainer_cli.fit_parts import RUN_SWEEP, JobLimits
 from trainer_cli.ranks import read_ranks
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
     if args.devices is not None:
         raise UserError("--devices is for a sweep", cure="Add -m; a single run takes device=cuda:1.")
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
-    from trainer_cli.processes import compose_fit, fit_in_processes, provide_fork
+    from trainer_cli.processes import FitEnd, compose_fit, fit_in_processes, provide_fork
 
     if args.submitted is not None:
         from trainer_cli.origin import use_submitted
 
         use_submitted(args.submitted, args.config_dir)
     # The last one ends first: a program that reads the summary finds all that the others have written.
-    hooks = [*([SummaryAtEnd()] if args.json else []), *(make_hook() for make_hook in AT_END.each())]
+    hooks: list[SummaryAtEnd | FitEnd] = [*([SummaryAtEnd()] if args.json else []), FitEnd()]
 
     def compose() -> Composed:
         composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)

@@ -3,6 +3,7 @@ from trainer_cli.processes.child import (
     own_command as own_command,
     stop_with_parent as stop_with_parent,
 )
+from trainer_cli.processes.ends import FitEnd as FitEnd
 from trainer_cli.processes.fit import (
     compose_fit as compose_fit,
     fit_in_processes as fit_in_processes,

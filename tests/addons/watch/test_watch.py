@@ -342,9 +342,7 @@ class _Received(BaseHTTPRequestHandler):
 
 
 def _notifier(folder: Path, **settings: Any) -> Notifier:
-    notifier = Notifier()
-    notifier.expect(TrainConfig(run_dir=str(folder), notify=NotifyConfig(**settings)))
-    return notifier
+    return Notifier(TrainConfig(run_dir=str(folder), notify=NotifyConfig(**settings)))
 
 
 @pytest.mark.filterwarnings("ignore")

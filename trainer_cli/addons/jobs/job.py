@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +39,12 @@ def run(args: argparse.Namespace) -> int:
     tolerate_lost_output()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
-        from trainer_cli.fit_parts import AT_END
         from trainer_cli.origin import use_submitted
-        from trainer_cli.processes import fit_in_processes, provide_fork
+        from trainer_cli.processes import FitEnd, fit_in_processes, provide_fork
 
         if args.submitted is not None:
             use_submitted(args.submitted, args.config_dir)
-        hooks = [make_hook() for make_hook in AT_END.each()]
+        end = FitEnd()
 
         def compose() -> Composed:
             """Read the frozen config again, and tell it those that act at the end of the fit."""
@@ -53,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
             composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir, values=until)
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:
-                for hook in hooks:
-                    hook.expect(composed.config)
+                end.expect(composed.config)
             return composed
 
         def observe(composed: Composed, group: ProcessGroup) -> AbstractContextManager[object]:
@@ -65,9 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
             return NeededMetric(args.metric)
 
-        with ExitStack() as stack:
-            for hook in hooks:
-                stack.enter_context(hook)
+        with end:
             return fit_in_processes(
                 compose, args.as_child, supervised=args.supervised, takes_source=True, observe=observe
             )

@@ -1,7 +1,7 @@
 """Runs in a browser: `train report`, which writes one HTML file, and `train serve`, a server that is live.
 
 Both show the same sections, made of a `RunRecord` as `runs` reads it; the server asks again, and a run is read again
-only after its files have changed. `ReportAtEnd` writes the report of a run when its `fit` ends.
+only after its files have changed. `report_at_end` writes the report of a run when its `fit` ends.
 
 It promises:
 - A page needs no network: it holds its data, its style, and the scripts that draw it.

@@ -17,5 +17,5 @@ ADDON = AddOn(
             after="serve",
         ),
     },
-    parts={"fit.at_end": "trainer_cli.addons.view.report_at_end:ReportAtEnd"},
+    parts={"fit.at_end": "trainer_cli.addons.view.report_at_end:report_at_end"},
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
-from trainer_cli.files import FileIdentity, staged_path
+from trainer_cli.files import staged_path
 from trainer_cli.runs import RunDir
 from trainer_cli.schema import TrainConfig
 from trainer_cli.signals import SignalHandlers
@@ -19,47 +19,25 @@ _LONG_RECORDS_BYTES = 16 << 20
 process may have little time left."""
 
 
-class ReportAtEnd:
-    """Surrounds a fit. At its end the report is written if an attempt was recorded meanwhile, or if a kill had
-    interrupted the last one; a failure is a warning.
+def report_at_end(config: TrainConfig, error: BaseException | None, *, has_begun: bool) -> None:
+    """Write the report if an attempt was recorded, or if a kill had interrupted the last one; a failure is a warning.
 
     The run has ended by then: its lock is free, its summary is written, and its training time is counted.
     """
-
-    def __init__(self) -> None:
-        self._run: RunDir | None = None
-        self._summary_before: FileIdentity | None = None
-        self._was_interrupted = False
-
-    def expect(self, config: TrainConfig) -> None:
-        """Take the run directory from the config, before anything is written there."""
-        if config.report:
-            self._run = RunDir(config.run_dir)
-            self._summary_before = FileIdentity.at(self._run.summary_file)
-            self._was_interrupted = staged_path(self._run.report_file).exists()
-
-    def __enter__(self) -> ReportAtEnd:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Write the report unless nothing was trained, or a second Ctrl-C has ended the fit."""
-        if self._run is None or isinstance(error, KeyboardInterrupt):
-            return
-        # Without a new summary nothing was trained: a finished run is left as it is.
-        if FileIdentity.at(self._run.summary_file) == self._summary_before and not self._was_interrupted:
-            return
-        try:
-            # A signal that stops a run ends the report, so that the process exits with the code of the fit.
-            with SignalHandlers(_raise):
-                _write(self._run)
-        except _SignalReceived:
-            log.debug("a signal has ended the report")
-        # An error of the report must not replace how the run has ended.
-        except Exception as failure:
-            log.warning("%s could not be written: %s", self._run.report_file, failure)
-            log.debug("the report failed", exc_info=True)
+    run = RunDir(config.run_dir)
+    # A finished run is left as it is.
+    if not config.report or not (has_begun or staged_path(run.report_file).exists()):
+        return
+    try:
+        # A signal that stops a run ends the report, so that the process exits with the code of the fit.
+        with SignalHandlers(_raise):
+            _write(run)
+    except _SignalReceived:
+        log.debug("a signal has ended the report")
+    # An error of the report must not replace how the run has ended.
+    except Exception as failure:
+        log.warning("%s could not be written: %s", run.report_file, failure)
+        log.debug("the report failed", exc_info=True)
 
 
 class _SignalReceived(BaseException):

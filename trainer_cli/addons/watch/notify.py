@@ -8,10 +8,10 @@ import os
 import shlex
 import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 from trainer_cli.errors import UserError, without_secrets
-from trainer_cli.files import FileIdentity
 from trainer_cli.loggers import import_extra
 from trainer_cli.runs import RunDir
 from trainer_cli.schema import TrainConfig
@@ -23,49 +23,38 @@ _LIMIT_S = 10.0
 """Time that a command has, and that the end of a fit waits for what is being sent."""
 
 
+def notify_at_end(config: TrainConfig, error: BaseException | None, *, has_begun: bool) -> None:
+    """Tell how a fit has ended, also before its first step, unless the run was finished before; with `restarts`, the
+    last attempt."""
+    if error is None and not has_begun:
+        return
+    run = RunDir(config.run_dir)
+    summary, event = run.read_summary() if has_begun else {}, "end"
+    # A process that was killed leaves `running`.
+    status = summary.get("status", RunStatus.failed).replace(RunStatus.running, RunStatus.killed)
+    reason = summary.get("reason") if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
+    text = f"{status} at step {summary.get('step', 0)}: {reason}"
+    if error is not None or status in (RunStatus.failed, RunStatus.killed):
+        # The parser of overrides reads a second `=`, as in the runs of a sweep, only in quotes.
+        path = f'"{run.path}"' if "=" in str(run.path) else run.path
+        event, text = "failure", f"{text}\nto resume it: train fit {shlex.quote(f'resume={path}')}"
+    notifier = Notifier(config)
+    # Not the whole summary: a variable of the environment has a limit.
+    notifier.tell(event, text, **{key: summary.get(key) for key in ("status", "step", "last_metrics", "best_metrics")})
+    notifier.wait()
+
+
 class Notifier:
-    """Tells of the events that the config of a run names. A failure to do so is a warning.
+    """Tells of the events that the config of a run names. A failure to do so is a warning."""
 
-    It surrounds a fit, to tell how it has ended, also before its first step; with `restarts`, the last attempt.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, config: TrainConfig) -> None:
+        self._config, self._run = config.notify, Path(config.run_dir)
         self._threads: list[threading.Thread] = []
-        self._run: RunDir | None = None
-
-    def expect(self, config: TrainConfig) -> None:
-        """Take from the config what is to be told."""
-        self._config, self._run = config.notify, RunDir(config.run_dir)
-        self._before = FileIdentity.at(self._run.summary_file)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Tell of the end, unless the run was finished before, or a second Ctrl-C has ended it."""
-        if (run := self._run) is None or isinstance(error, KeyboardInterrupt):
-            return
-        has_begun = FileIdentity.at(run.summary_file) != self._before
-        if error is None and not has_begun:
-            return
-        summary, event = run.read_summary() if has_begun else {}, "end"
-        # A process that was killed leaves `running`.
-        status = summary.get("status", RunStatus.failed).replace(RunStatus.running, RunStatus.killed)
-        reason = summary.get("reason") if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
-        text = f"{status} at step {summary.get('step', 0)}: {reason}"
-        if error is not None or status in (RunStatus.failed, RunStatus.killed):
-            # The parser of overrides reads a second `=`, as in the runs of a sweep, only in quotes.
-            path = f'"{run.path}"' if "=" in str(run.path) else run.path
-            event, text = "failure", f"{text}\nto resume it: train fit {shlex.quote(f'resume={path}')}"
-        # Not the whole summary: a variable of the environment has a limit.
-        self.tell(event, text, **{key: summary.get(key) for key in ("status", "step", "last_metrics", "best_metrics")})
-        self.wait()
 
     def tell(self, event: str, message: str, **facts: Any) -> None:
         """Begin to send a message, from any thread. Values from the environment are left out of all that is sent."""
-        assert self._run is not None
         if event in self._config.events:
-            facts |= {"event": event, "run": str(self._run.path), "message": f"{self._run.path} {message}"}
+            facts |= {"event": event, "run": str(self._run), "message": f"{self._run} {message}"}
             content = without_secrets(json.dumps(facts, default=str))
             # A daemon: a program that hangs must not keep this process from ending.
             self._threads.append(threading.Thread(target=self._send, args=(content,), name="notify", daemon=True))

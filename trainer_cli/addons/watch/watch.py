@@ -48,8 +48,7 @@ class Watch(Callback):
     measures_only = True
 
     def __init__(self, config: TrainConfig, run: RunDir) -> None:
-        self._config, self._run, self._notifier = config, run, Notifier()
-        self._notifier.expect(config)
+        self._config, self._run, self._notifier = config, run, Notifier(config)
         self._best: Mapping[str, float] = {}
         """The metrics of the best evaluation so far; empty: not read yet."""
         self._best_told_s = -_BEST_INTERVAL_S
