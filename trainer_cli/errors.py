@@ -117,36 +117,37 @@ def first_sentence(text: str) -> str:
 
 _MIN_SECRET_LETTERS = 6
 """Shorter values are words such as `cuda` or counts, which occur in messages on their own."""
-_secrets: dict[str, str] = {}
-"""Value from the environment -> its expression, such as `${oc.env:TOKEN}`."""
+_shown_for: dict[str, str] = {}
+"""Value -> what is shown for it: for one from the environment its expression, such as `${oc.env:TOKEN}`."""
 _shown_paths: list[str] = []
 
 
-def keep_secret(value: str, expression: str) -> None:
-    """Replace a value from the environment by its expression in all messages of this process from now on."""
+def replace_in_messages(value: str, shown: str) -> None:
+    """Show another text in place of a value in all messages of this process from now on: in place of a value from the
+    environment its expression, and of a temporary folder the one that it stands for."""
     if len(value) >= _MIN_SECRET_LETTERS and not any(value in path for path in _shown_paths):
         # Messages quote values, which escapes some characters.
-        _secrets.update(dict.fromkeys((value, repr(value)[1:-1]), expression))
+        _shown_for.update(dict.fromkeys((value, repr(value)[1:-1]), shown))
 
 
 def show_values_in(*paths: str | None) -> None:
     """Show the values in these paths as they are, now and when they are read again."""
     _shown_paths.extend(path for path in paths if path)
-    for value in [value for value in _secrets if any(value in path for path in _shown_paths)]:
-        del _secrets[value]
+    for value in [value for value in _shown_for if any(value in path for path in _shown_paths)]:
+        del _shown_for[value]
 
 
 def forget_secrets() -> None:
     """Forget the values that an earlier command of this process has read."""
-    _secrets.clear()
+    _shown_for.clear()
     _shown_paths.clear()
 
 
 def without_secrets(text: str) -> str:
     """A message with the expression in place of each value from the environment."""
     # The longest first: one value may be a part of another.
-    for value in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(value, _secrets[value])
+    for value in sorted(_shown_for, key=len, reverse=True):
+        text = text.replace(value, _shown_for[value])
     return text
 
 

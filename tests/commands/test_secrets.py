@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.command_line import main
-from trainer_cli.errors import forget_secrets, keep_secret, without_secrets
+from trainer_cli.errors import forget_secrets, replace_in_messages, without_secrets
 
 SECRET = "S3CR3T'hush"
 """With a character that messages escape."""
@@ -154,7 +154,7 @@ def test_the_name_of_the_run_is_shown(
 def test_values_are_replaced_by_their_expressions(values: dict[str, str], text: str, expected: str) -> None:
     forget_secrets()
     for name, value in values.items():
-        keep_secret(value, f"${{oc.env:{name}}}")
+        replace_in_messages(value, f"${{oc.env:{name}}}")
     try:
         assert without_secrets(text) == expected
     finally:

@@ -26,7 +26,7 @@ from omegaconf._utils import get_yaml_loader as get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.resolvers.oc import env
 
-from trainer_cli.errors import keep_secret
+from trainer_cli.errors import replace_in_messages
 
 if TYPE_CHECKING:
     from trainer_cli.config.files import ConfigFiles
@@ -85,7 +85,7 @@ def _read_environment(name: str, *default: str | None) -> str | None:
     """The resolver `oc.env`, which also notes the value as a secret that messages do not show."""
     value = env(name, *default)
     if name in os.environ:
-        keep_secret(os.environ[name], f"${{oc.env:{name}}}")
+        replace_in_messages(os.environ[name], f"${{oc.env:{name}}}")
     return value
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from trainer_cli.config import Composed, given_value, project_root
-from trainer_cli.errors import UserError, keep_secret
+from trainer_cli.errors import UserError, replace_in_messages
 from trainer_cli.keys import SOURCE
 from trainer_cli.origin.compare import DIFFERENT, name_files, report_source
 from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, list_names
@@ -232,5 +232,5 @@ def _enter(project: Path, view: Path) -> None:
             del sys.modules[name]
     stand_for(project, view)
     # Messages and tracebacks name files that are there when this process has ended.
-    keep_secret(str(view), str(project))
+    replace_in_messages(str(view), str(project))
     assert in_view(project) == view

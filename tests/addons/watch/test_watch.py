@@ -22,7 +22,7 @@ from tiny import Line, loader, trainer
 from trainer_cli.addons.watch.memory_report import note_tensors
 from trainer_cli.addons.watch.notify import Notifier, open_urls
 from trainer_cli.addons.watch.watch import Watch, name_missing
-from trainer_cli.errors import UserError, forget_secrets, keep_secret
+from trainer_cli.errors import UserError, forget_secrets, replace_in_messages
 from trainer_cli.runs import RunDir
 from trainer_cli.schema.sections import NotifyConfig, TrainConfig
 from trainer_cli.trainer.hooks import Callback
@@ -356,7 +356,7 @@ def test_a_url_is_told_by_apprise(how: str, tmp_path: Path, monkeypatch: pytest.
     with HTTPServer(("127.0.0.1", 0), _Received) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         notifier = _notifier(tmp_path, url=f"json://127.0.0.1:{server.server_port}/")
-        keep_secret("opensesame", "${oc.env:WORD}")
+        replace_in_messages("opensesame", "${oc.env:WORD}")
         notifier.tell("end", "finished with opensesame")
         notifier.wait()
         forget_secrets()
