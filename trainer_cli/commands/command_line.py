@@ -253,7 +253,7 @@ def add_no_replay(parser: argparse.ArgumentParser) -> None:
 
 
 _SUPERVISED = "--supervised"
-"""First argument after the verb, in a child process that ends with its parent."""
+"""Argument of a child process that ends with its parent."""
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -294,10 +294,10 @@ def _dispatch(arguments: list[str]) -> int:
 
         if (error := wants_help_on(words)) is not None:
             raise error
-    if is_supervised := words[:1] == [_SUPERVISED]:
+    if is_supervised := _SUPERVISED in words:
         from trainer_cli.processes import stop_with_parent
 
-        words = words[1:]
+        words.remove(_SUPERVISED)
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
     if verb.loads_torch and not asks_help:
