@@ -131,6 +131,11 @@ def test_too_few_pairs_and_few_equal_differences_decide_nothing() -> None:
     for differences in ((), (3.0,), (3.0, 3.1, 3.2), (0.5,) * 7, (0.0,) * 7):
         assert MeanInterval.of(differences)[1:] == (-math.inf, math.inf)
     assert MeanInterval.of((0.5,) * 8) == MeanInterval(0.5, 0.5, 0.5)
+    # One sample of 30 more is right in each pair. The metrics are rounded, so their differences are not quite equal.
+    rounded = [float(np.float32((right + 1) / 30)) - float(np.float32(right / 30)) for right in range(22, 29)]
+    assert len({*rounded}) > 1
+    assert MeanInterval.of(rounded)[1:] == (-math.inf, math.inf)
+    assert MeanInterval.of([*rounded, rounded[0]]).low == pytest.approx(1 / 30, rel=1e-4)
 
 
 def test_the_standard_deviation_is_that_of_a_sample() -> None:

@@ -28,6 +28,8 @@ exponential differences."""
 _MOST_EQUAL = 8
 """So many differences that are all equal count as a sample without spread. Fewer are chance: an accuracy has few
 values."""
+_ROUNDING = 1e-4
+"""A smaller spread, as a share of the mean difference, may be that of rounded metrics."""
 
 
 class PairedVerdict(StrEnum):
@@ -62,7 +64,8 @@ class MeanInterval(NamedTuple):
         # |t| stays below this bound with probability 1 - ALPHA: the mixture of likelihood ratios, solved for t².
         shrunk = 1 + count * _PRIOR_VARIANCE
         ratio = (shrunk / ALPHA**2) ** (1 / max(1, count))
-        if spread == 0 or ratio >= shrunk:
+        are_equal = spread <= _ROUNDING * abs(mean)
+        if (are_equal and count < _MOST_EQUAL) or ratio >= shrunk:
             return cls(mean, -math.inf, math.inf)
         t_squared = (count - 1) * (ratio - 1) / (1 - ratio / shrunk)
         radius = spread * math.sqrt(t_squared / count)
