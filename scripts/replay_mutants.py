@@ -40,7 +40,7 @@ OF_REPLAY: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "any config may keep a state": (
         "trainer_cli.addons.exact.replay:replay",
-        "[*_find_changes(plan, composed), *environment] if keep else []",
+        "[*_find_changes(plan, composed), *environment, *plan.doubts] if keep else []",
         "[]",
         _DOUBTS,
     ),

@@ -72,6 +72,18 @@ class Stopper(Callback):
         if Path("stop-at").exists() and trainer.progress.step + 1 == int(Path("stop-at").read_text()):
             trainer.stop("asked for", finished=False)
 """
+RETURNER = """
+from trainer_cli import Callback
+
+
+class Returner(Callback):
+    returned = False
+
+    def on_train_step_end(self, trainer, *_):
+        if trainer.progress.step == 7 and not self.returned:
+            self.returned = True
+            trainer.ask_to_roll_back()
+"""
 EXPERIMENT = """# @package _global_
 model: {_target_: mine.net.Net}
 data: {_target_: mine.points.Data, batch_size: 8}
@@ -241,6 +253,32 @@ def test_a_run_that_began_anew_is_made_again_by_the_config_that_made_its_steps(p
     done = rerun(project, run="runs/anew")
     assert done.code == 0, done.out + done.err
     assert last_line(done) == "equal up to step 8: 8 records and 5 checkpoints"
+
+
+def test_steps_that_a_rollback_undid_are_made_again_too_or_named(project: Path) -> None:
+    write_files(project, {"mine/returner.py": RETURNER})
+    words = (
+        MINE,
+        "loop.max_duration=12",
+        "checkpoint.save_interval=4",
+        "+callbacks.back={_target_: mine.returner.Returner}",
+    )
+    trained(*words, "name=back", cwd=project)
+    done = rerun(project, run="runs/back")
+    assert done.code == 0, done.out + done.err
+    assert last_line(done) == "equal up to step 12: 12 records and 4 checkpoints"
+    assert train("pack", "runs/back", cwd=project).code == 0
+    assert last_line(rerun(project, run="back.tar.gz", new="runs/third")) == last_line(done)
+    reason = "the run passed over data between steps 4 and 8, as after a rollback: replay up to step 8"
+    undone = train("replay", "runs/back", "6", "--quiet", cwd=project)
+    assert (undone.code, undone.out.count(reason)) == (1, 1), undone.out
+    for steps in ("6..8", "8", "10"):
+        assert train("replay", "runs/back", steps, "--quiet", cwd=project).out.startswith("verified: equal at")
+    # Without a record that shows it, a state of the first time is not taken for that of the run.
+    trained(*words, "name=silent", "loop.log_interval=12", cwd=project)
+    refused = train("ckpt", "show", "runs/silent@step6", cwd=project)
+    assert (refused.code, refused.err.count(f"is not kept: {reason}")) == (3, 1), refused.out + refused.err
+    assert not list((project / "runs/silent/replayed").glob("step*"))
 
 
 def test_equality_is_expected_until_an_attempt_with_another_source(project: Path) -> None:

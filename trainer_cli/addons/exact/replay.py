@@ -79,9 +79,10 @@ class Replayed:
         ]
         lines = [*map(str, self.differences[:1]), *differing[:1]]
         if lines:
-            return f"not equal: {'; '.join([*lines, *filter(None, [self.plan.sources])])}"
+            return f"not equal: {'; '.join([*lines, *self.plan.doubts])}"
         if not self.records and not self.states:
-            return "nothing to compare: no record and no kept checkpoint is among these steps"
+            nothing = "nothing to compare: no record and no kept checkpoint is among these steps"
+            return "; ".join([nothing, *self.plan.doubts])
         states = f", and {format_count(len(self.states), 'kept checkpoint')}" if self.states else ""
         return f"verified: equal at {self.records} of {format_count(self.records, 'record')}{states}"
 
@@ -131,9 +132,10 @@ def replay(
     )
     if environment and group.is_main:
         log.warning("%s: the comparison shows whether its numbers are the same", ", ".join(environment))
-    doubts = group.on_main(lambda: [*_find_changes(plan, composed), *environment] if keep else [])
+    doubts = group.on_main(lambda: [*_find_changes(plan, composed), *environment, *plan.doubts] if keep else [])
     if doubts and not group.on_main(lambda: _has_proof(plan, config, min(keep))):
-        later = group.on_main(lambda: _plan_proof(plan, config))
+        # Equal records after a return to a checkpoint show nothing of the steps before it.
+        later = group.on_main(lambda: None if plan.went_back else _plan_proof(plan, config))
         if later is None:
             raise _refuse_to_keep(plan, doubts)
         if group.is_main:

@@ -62,8 +62,10 @@ class ReplayPlan:
     """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
     records: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """The lines of `metrics.jsonl`, with which the replay is compared."""
-    sources: str = ""
-    """How its steps were made with several sources, though it has one; empty if they were not."""
+    doubts: Sequence[str] = ()
+    """Why its steps may be others than those of the run, with what to do: each is shown where they are not equal."""
+    went_back: bool = False
+    """Whether the run may have gone back after these steps, and made them again with other data."""
 
     @property
     def began_with(self) -> str:
@@ -125,7 +127,14 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
             if is_kept
             else f"The checkpoint of step {step} is gone: only steps up to it, or after the next one, can be made.",
         )
-    several = find_boundary(history, start_step, last, strict=True)
+    doubts = []
+    if (several := find_boundary(history, start_step, last, strict=True)) is not None:
+        doubts.append(f"{several[1]}: first make {history.directory.path}@step{several[0]}")
+    returns = [(begin, end) for begin, end in find_returns(history) if begin < last < end]
+    doubts += [
+        f"the run passed over data between steps {begin} and {end}, as after a rollback: replay up to step {end}"
+        for begin, end in returns
+    ]
     return ReplayPlan(
         run=history.directory.path,
         run_id=history.directory.run_id,
@@ -138,7 +147,8 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
         kept={entry.step: kept for entry, kept in history.entries if start_step < entry.step <= last},
         seconds=_estimate_s(history.records, start_step, last),
         records=history.records,
-        sources="" if several is None else f"{several[1]}: first make {history.directory.path}@step{several[0]}",
+        doubts=doubts,
+        went_back=bool(returns),
     )
 
 
@@ -167,6 +177,15 @@ def find_boundary(history: Run, start_step: int, last: int, *, strict: bool = Fa
             return began, f"attempt {later}, which {why}, began at step {began}"
         later = earlier
     return None
+
+
+def find_returns(history: Run) -> list[tuple[int, int]]:
+    """Steps of neighbouring checkpoints between which the run passed over data, as a rollback does."""
+    manifests = [entry.manifest for entry, _ in history.entries if entry.manifest is not None]
+    passed = [(manifest.step, manifest.progress.get("passed_over", 0)) for manifest in manifests]
+    if history.first_step == 0:
+        passed.insert(0, (0, 0))
+    return [(begin, end) for (begin, before), (end, after) in pairwise(passed) if after > before]
 
 
 def split_steps(history: Run, first: int, last: int) -> list[tuple[int, int]]:

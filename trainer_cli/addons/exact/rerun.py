@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.addons.exact.replay import not_comparable
-from trainer_cli.addons.exact.replay_plan import config_of, find_boundary, find_changes, read_config
+from trainer_cli.addons.exact.replay_plan import config_of, find_boundary, find_changes, find_returns, read_config
 from trainer_cli.addons.exact.replay_records import RecordComparison
 from trainer_cli.config import Composed, from_yaml
 from trainer_cli.errors import UserError
@@ -48,6 +48,8 @@ class Original(NamedTuple):
     """Why later steps of the run are not made again; empty without later ones."""
     states: Mapping[int, Path | Sequence[Any]]
     """Its kept checkpoints by step; of a packed run the digests of each rank's state."""
+    returns: Sequence[Sequence[int]]
+    """Steps of checkpoints between which it went back to one: its records are those of the last time."""
 
     @classmethod
     def of(cls, path: Path) -> Original:
@@ -58,12 +60,12 @@ class Original(NamedTuple):
         """
         if (facts := read_json(path / _FACTS_FILE)) is not None:
             states = {int(step): ranks for step, ranks in facts["states"].items()}
-            return cls(RunDir(path), facts["attempt"], facts["last"], facts["ends"], states)
+            return cls(RunDir(path), facts["attempt"], facts["last"], facts["ends"], states, facts.get("returns", ()))
         history = Run.open(path)
         first = history.attempt_of(history.first_step + 1)
         last, ends = _find_end(history, first)
         kept = {entry.step: checkpoint for entry, checkpoint in history.entries if entry.step <= last}
-        return cls(history.directory, first, last, ends, kept)
+        return cls(history.directory, first, last, ends, kept, find_returns(history))
 
     def read_source(self) -> KeptSource | None:
         """The source that the first attempt kept; None without one."""
@@ -207,6 +209,7 @@ class Rerun:
 
     def find_difference(self, step: int) -> str | None:
         """The first difference up to a step, of the records and states that both runs have; None without any."""
+        step = next((begin for begin, end in self.original.returns if begin < step < end), step)
         differing = next(self.compare_records().differences(step, ended=step >= self.original.last), None)
         unequal = {int(at): name for at, name in self._read_state()["states"].items() if name is not None}
         first = min(unequal, default=None)
