@@ -369,13 +369,15 @@ def test_a_comparison_that_is_killed_goes_on_with_the_same_records_and_verdict(
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = ("compare", "digits_mlp", "optimizer.lr=0.1", "--budget", "100000steps", "--", "loggers=jsonl")
-    with running(*words, cwd=tmp_path) as command:
+    flags = ("--budget", "100000steps", "--json", "--", "loggers=jsonl")
+    with running("compare", "digits_mlp", "optimizer.lr=0.1", *flags, cwd=tmp_path) as command:
         command.wait_for(lambda: bool(list(tmp_path.glob("runs/compare/*/a-seed1/metrics.jsonl"))), "a run")
         command.signal(signal.SIGTERM)
         result = command.end()
     assert result.code == 75, result.err
-    assert "next: the same command goes on" in result.out
+    report = json.loads(result.out)
+    assert (report["exit_code"], report["stopped"]) == (75, True)
+    assert report["sentence"] == "no answer yet, after 0 pairs; next: the same command goes on."
     [run] = tmp_path.glob("runs/compare/*/a-seed1")
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands import add_config_dir, add_job_limits, add_overrides, tolerate_lost_output
-from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.errors import UserError
 from trainer_cli.fit_parts import JobLimits
 from trainer_cli.terminal import line_width, print_json, table, wrapped_report
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     comparison.run(limits, args.config_dir)
     report = comparison.as_dict()
     print_json(report) if args.json else print(wrapped_report(_as_text(report), line_width(sys.stdout)))
-    return int(ExitCode.STOPPED_EARLY) if comparison.stopped else comparison.verdict.exit_code
+    return int(report["exit_code"])
 
 
 def _name(a: str, b: str, *digests: str) -> str:

@@ -170,7 +170,8 @@ class PairedRuns:
         return {
             "verdict": self.verdict.value,
             "sentence": self._describe(interval),
-            "exit_code": self.verdict.exit_code,
+            # Until there is an answer a program that reads the file sees that there is none.
+            "exit_code": self.verdict.exit_code if self._is_decided() else ExitCode.STOPPED_EARLY.value,
             "stopped": self.stopped,
             "error": None,
             "folder": str(self.folder),
@@ -195,12 +196,13 @@ class PairedRuns:
 
     def _describe(self, interval: MeanInterval) -> str:
         """The verdict in words."""
-        sentence = _SENTENCES[self.verdict] if self._is_decided() else "no answer yet; next: the same command goes on"
+        sentence = _SENTENCES[self.verdict] if self._is_decided() else "no answer yet"
         if math.isfinite(interval.low):
             sentence += (
                 f": mean difference {interval.mean:.4g}, 95 % interval {interval.low:.4g} to {interval.high:.4g}"
             )
-        return f"{sentence}, after {format_count(len(self.pairs), 'pair')}."
+        todo = "" if self._is_decided() else "; next: the same command goes on"
+        return f"{sentence}, after {format_count(len(self.pairs), 'pair')}{todo}."
 
     def _write_verdict(self) -> None:
         write_json(self.folder / VERDICT_FILE, self.as_dict())
