@@ -11,6 +11,7 @@ import pytest
 
 from trainer_cli.addons.search.search import Search
 from trainer_cli.addons.search.trials import Trials
+from trainer_cli.files import read_rows
 
 RUNGS = ["0.1dur", "0.3dur"]
 
@@ -176,3 +177,34 @@ def test_a_trial_that_was_killed_is_chosen_again_once_before_any_other(tmp_path:
     # One that has failed by itself would fail again.
     search.leave("b")
     assert search.choose() == ("c", "2st")
+
+
+@pytest.mark.parametrize("prune", ["asha", "median"])
+def test_whatever_fails_a_trial_goes_on_once_at_each_rung_and_the_next_command_begins_with_what_failed(
+    prune: str, tmp_path: Path
+) -> None:
+    rules = {"sweep.prune": prune, "sweep.eta": 2, "sweep.rungs": ["2st", "4st"]}
+    keys = "abcdef"
+    for seed in range(50):
+        file, chance = tmp_path / f"{seed}.jsonl", random.Random(seed)
+        failed: set[str] = set()
+        for command in range(4):
+            search = Search(
+                file, rules, lambda trials: (keys[len(trials)], {}) if len(trials) < 6 else None, lambda *_: True
+            )
+            again, failed = failed, set()
+            while (chosen := search.choose()) is not None:
+                key = chosen[0]
+                assert not again or key in again, "before any other"
+                again.discard(key)
+                # The last command has no failure.
+                if command < 3 and chance.random() < 0.3:
+                    search.leave(key)
+                    failed.add(key)
+                else:
+                    search.measure(key, "loss", chance.choice([0.1, 0.2, 0.3, None]), 1)
+        assert search.is_complete
+        for key in keys:
+            gone_on = [row["rung"] for row in read_rows(file)[1:] if row["trial"] == key and row["event"] == "go on"]
+            assert gone_on == [*range(1, len(gone_on) + 1)]
+            assert len(gone_on) <= 2

@@ -71,9 +71,15 @@ class Trials:
                 if self.aims[key] == rung:
                     return self._go_on(key, self._describe(rung))
         highest = max((rung for rung, losses in enumerate(self._losses) if losses), default=len(self.rungs))
-        if is_idle and highest < len(self.rungs) and (ranked := self._rank(highest)):
+        # The best one may have gone on already, and failed: the next command begins with it.
+        if (
+            is_idle
+            and highest < len(self.rungs)
+            and (best := self._rank(highest)[:1])
+            and self.aims[best[0]] == highest
+        ):
             count = len(self._losses[highest])
-            return self._go_on(ranked[0], f"the best of {count} goes on at {self.rungs[highest]}: no other was left")
+            return self._go_on(best[0], f"the best of {count} goes on at {self.rungs[highest]}: no other was left")
         return None
 
     def has_ended(self, key: str) -> bool:
