@@ -147,6 +147,17 @@ def test_batch_norm_is_named_as_mixing_in_training_by_design(check: Check) -> No
     assert report["notes"] == ["in training BatchNorm mixes samples of a batch by design: extra"]
 
 
+@pytest.mark.parametrize(
+    ("body", "sure"), [("    pass", "likely"), ("    def make(self): self.hidden.requires_grad_(False)", "hint")]
+)
+def test_a_loss_that_stays_is_a_hint_where_a_part_is_frozen(check: Check, body: str, sure: str) -> None:
+    code, report = check(body, "optimizer.lr=1e-6")
+    assert code == 1
+    (finding,) = report["findings"]
+    assert (finding["where"], finding["sureness"]) == ("loss", sure)
+    assert "on one batch alone the loss goes from" in finding["what"]
+
+
 def test_too_few_steps_prove_nothing(check: Check) -> None:
     code, report = check(features(HIDDEN), "optimizer.lr=1e-9", "--seconds", "1e-9", "--steps", "30")
     assert (code, report["findings"]) == (0, [])

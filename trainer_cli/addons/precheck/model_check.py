@@ -61,7 +61,9 @@ def check_model(composed: Composed, steps: int, seconds: float) -> PrecheckRepor
     with trainer.hooks.silenced(), trainer.freezing.applied(trainer):
         check.evaluate()
         losses = check.fit_batch(steps, seconds)
-    _judge_losses(check.report, losses, steps, "hint" if config.step else "likely")
+        # An adapter on weights that are frozen, and perhaps not loaded yet, falls slowly.
+        is_whole = all(parameter.requires_grad for parameter in trainer.model.parameters())
+    _judge_losses(check.report, losses, steps, "likely" if is_whole and not config.step else "hint")
     return check.report
 
 
