@@ -227,7 +227,11 @@ def _compose(words: Sequence[str], name: str) -> None:
     search = SearchPath.of(None, name, None)
     arguments = [word for word in words if word != "-m"]
     sweep = pytest.importorskip("trainer_cli.addons.jobs.sweep_jobs")
-    for job in sweep.jobs(arguments, lambda group: list(search.options(group)) if search.is_group(group) else None):
+
+    def options(group: str) -> list[str] | None:
+        return list(search.options(group)) if search.is_group(group) else None
+
+    for job in sweep.read_swept(arguments, options).list_grid():
         compose(job.overrides, config_name=name)
 
 
