@@ -144,8 +144,8 @@ OF_POLICY = {
     ),
     "a stop is regular": (
         "SaveRules.why_save",
-        "Decision(CheckpointKind.ephemeral, 'training was stopped')",
-        "Decision(CheckpointKind.regular, 'training was stopped')",
+        "Decision(CheckpointKind.ephemeral, _STOPPED)",
+        "Decision(CheckpointKind.regular, _STOPPED)",
     ),
     "a hold is not heeded": (
         "SaveRules.why_save",
@@ -198,7 +198,7 @@ OF_POLICY = {
         "if facts.save_requested:\n    return Decision(CheckpointKind.regular, 'requested')",
         (
             "if occasion is Occasion.stop and self.save_on_stop:\n"
-            "    return Decision(CheckpointKind.ephemeral, 'training was stopped')\n"
+            "    return Decision(CheckpointKind.ephemeral, _STOPPED)\n"
             "if facts.save_requested:\n"
             "    return Decision(CheckpointKind.regular, 'requested')"
         ),
@@ -293,10 +293,19 @@ OF_POLICY = {
     ),
     "the newest of all may go": (
         "RetentionRules._rank_names",
-        "(*ordered[:1], *islice(finite, 1))",
-        "islice(finite, 1)",
+        "(*ordered[:1], *islice(finite, 1), *islice(by_rule, 1))",
+        "(*islice(finite, 1), *islice(by_rule, 1))",
     ),
-    "the newest good one may go": ("RetentionRules._rank_names", "(*ordered[:1], *islice(finite, 1))", "ordered[:1]"),
+    "the newest good one may go": (
+        "RetentionRules._rank_names",
+        "(*ordered[:1], *islice(finite, 1), *islice(by_rule, 1))",
+        "(*ordered[:1], *islice(by_rule, 1))",
+    ),
+    "what a roll-back goes back to may go": (
+        "RetentionRules._rank_names",
+        "(*ordered[:1], *islice(finite, 1), *islice(by_rule, 1))",
+        "(*ordered[:1], *islice(finite, 1))",
+    ),
     "never removes": ("RetentionRules.keeps_all", "self.remove is Removal.never", "False"),
     "pins are not heeded": ("RetentionRules._why_stays", "checkpoint.pinned", "False"),
     "fixed steps go": ("RetentionRules._why_stays", "checkpoint.step in self.fixed_steps", "False"),

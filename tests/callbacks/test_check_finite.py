@@ -119,16 +119,14 @@ def test_roll_back_passes_over_the_data_and_logs_each_step_once(tmp_path: Path) 
 
 
 def test_a_resume_after_a_roll_back_is_exact(tmp_path: Path) -> None:
-    """Stopped before the roll-back, with it, and after it. What a stop saves is a place to go back to, so not here."""
+    """Stopped before the roll-back, with it, and after it; what a stop saves is no place to go back to."""
     settings = {"max_duration": "3ep", "eval_interval": "1ep"}
     adam = {"optimizer": lambda model: torch.optim.Adam(model.parameters(), 0.01), "settings": settings}
     straight = ListLogger()
     whole = _fit(tmp_path / "whole", CheckFinite("roll_back"), Plant(FIFTH), logger=straight, **adam)
     for stop in (4, 5, 8):
         folder, logger = tmp_path / str(stop), ListLogger()
-        _fit(
-            folder, CheckFinite("roll_back"), Plant(FIFTH), StopAt(stop), logger=logger, save_on_stop=stop == 8, **adam
-        )
+        _fit(folder, CheckFinite("roll_back"), Plant(FIFTH), StopAt(stop), logger=logger, **adam)
         resumed = _fit(folder, CheckFinite("roll_back"), Plant(FIFTH), logger=logger, **adam)
         assert same(everything(whole), everything(resumed)) == [], stop
         assert logger.stream == straight.stream

@@ -15,6 +15,7 @@ from small_parts import present
 from trainer_cli.callbacks.save_budget import steps_until
 from trainer_cli.metric_names import Mode
 from trainer_cli.policy.rules import (
+    OF_STOPS,
     BestRule,
     CheckpointKind,
     Decision,
@@ -415,11 +416,13 @@ def test_what_is_settled_stays_and_decides_nothing_whatever_is_saved_later(seed:
             chance.choice([CheckpointKind.regular, CheckpointKind.ephemeral]),
             pinned=chance.random() < 0.2,
             finite=chance.random() < 0.5,
+            of_stop=chance.random() < 0.3,
             metrics={"val/loss": chance.random()} if chance.random() < 0.5 else {},
             progress=Progress(step=step, seconds=10.0 * step),
         )
 
     rules = RetentionRules(
+        rolls_back=chance.random() < 0.5,
         remove=chance.choice(list(Removal)),
         max_checkpoints=chance.choice([None, 1, 3]),
         keep_every=chance.choice([None, every(5)]),
@@ -451,6 +454,28 @@ def test_what_is_kept_is_reported_from_the_newest_and_what_goes_from_the_oldest_
     there, rules = saved("p3", "p1", "p5", "p2", "p4"), RetentionRules(max_checkpoints=2)
     assert list(rules.why_keep(there)) == ["step5", "step4"]
     assert list(rules.why_remove(there)) == ["step1", "step2", "step3"]
+
+
+@pytest.mark.parametrize("rolls_back", [False, True])
+def test_the_checkpoint_to_go_back_to_stays_until_a_rule_saves_again(rolls_back: bool) -> None:
+    rules = RetentionRules(rolls_back=rolls_back)
+    older, by_rule, damaged = Saved("step2", 2, E), Saved("step3", 3, E), Saved("step4", 4, E, finite=False)
+    stops = [Saved(f"step{step}", step, E, of_stop=True) for step in (5, 6)]
+    gone = {"step2", "step4", "step5"} | (set() if rolls_back else {"step3"})
+    assert rules.why_remove([older, by_rule, damaged, *stops]).keys() == gone
+    assert rules.why_remove([by_rule, *stops, Saved("step7", 7, E)]).keys() == {"step3", "step5", "step6"}
+
+
+@pytest.mark.parametrize("moment", [Occasion.stop, Occasion.part])
+def test_a_step_that_a_rule_names_is_not_one_of_a_stop(moment: Occasion) -> None:
+    rules = SaveRules(ephemeral_save_interval=every(5))
+    reasons = [
+        decision and decision.reason
+        for step in (5, 6)
+        for decision in [ask(rules, Progress(step=step), None, moment=moment)]
+    ]
+    assert reasons[0] not in OF_STOPS
+    assert reasons[1] in OF_STOPS
 
 
 def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:

@@ -32,7 +32,7 @@ def fit_and_save(
     *callbacks: Callback,
     logger: ListLogger | None = None,
     settings: Mapping[str, Any] | None = None,
-    save_on_stop: bool = True,
+    saves: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
     """Train a model that is hard to resume with some callbacks, five batches an epoch, and save every third step."""
@@ -42,7 +42,7 @@ def fit_and_save(
         loggers=[logger or ListLogger()],
         settings={"max_duration": 12, "log_interval": 2, **(settings or {})},
         run_dir=folder,
-        checkpoint=CheckpointerCallback(folder / "ckpt", save_interval=3, save_on_stop=save_on_stop),
+        checkpoint=CheckpointerCallback(folder / "ckpt", **{"save_interval": 3, **(saves or {})}),
         **more,
     )
     made.fit(loader(20), loader(6, shuffle=False))

@@ -58,6 +58,7 @@ class CheckFinite(Callback):
         check_choice("policy", policy, NotFinitePolicy)
         check_whole("max_times", max_times, 0)
         self.policy, self.max_times = NotFinitePolicy(policy), max_times
+        self.rolls_back = self.policy is NotFinitePolicy.roll_back
         self.times = 0
         """Steps skipped, as of the last check, or times that the training went back."""
         self._going_back = False
@@ -91,7 +92,7 @@ class CheckFinite(Callback):
         """Begin to count, on the device. Refuse to roll back to checkpoints that lack states."""
         self._sum, self._skips = (torch.zeros((), device=trainer.device) for _ in range(2))
         self._in_step = False
-        saver = trainer.checkpoint if self.policy is NotFinitePolicy.roll_back else None
+        saver = trainer.checkpoint if self.rolls_back else None
         if isinstance(saver, CheckpointerCallback) and saver.settings.leave_out:
             raise ConfigError(
                 "policy is roll_back, and checkpoints lack states (checkpoint.leave_out)",
@@ -166,7 +167,7 @@ class CheckFinite(Callback):
         # A sum over all ranks, so that they raise or go back together.
         if bool(torch.isfinite(trainer.strategy.group.sum(self._sum.cpu()))):
             return
-        if self.policy is not NotFinitePolicy.roll_back:
+        if not self.rolls_back:
             raise not_finite(trainer, f"the loss or the weights are not finite at step {step}", batch)
         if self.times >= self.max_times:
             raise not_finite(

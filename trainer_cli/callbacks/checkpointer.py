@@ -21,7 +21,7 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.goodput import Activity
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import CheckpointKind, Decision, Occasion, RetentionRules, SaveFacts, SaveRules
-from trainer_cli.schema import CheckpointConfig
+from trainer_cli.schema import CheckpointConfig, Newer
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.tensor_files import verify
 from trainer_cli.trainer import Callback
@@ -124,12 +124,13 @@ class CheckpointerCallback(Callback):
         """Whether a disk that cannot be written does not end the training."""
         return self.settings.tolerates_errors
 
-    def newest(self, *, first: bool = True) -> Path | None:
+    def newest(self, *, first: bool = True, limit: int | None = None) -> Path | None:
         """The newest intact checkpoint of this run, copies included, every byte verified; newer damaged ones are
         quarantined. With several ranks rank 0 alone calls it, while a `GroupVerifier` follows on the others.
 
         Args:
             first: False: None if there was never one after step 0.
+            limit: none of a later step.
 
         Raises:
             CheckpointError: there are some, and none is intact.
@@ -142,7 +143,7 @@ class CheckpointerCallback(Callback):
         group = self.checkpointer.group
         digests: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
         check = partial(verify_and_decode, digests=digests)
-        newest = newest_of_all(catalogs, self.identity.run_id, check=check)
+        newest = newest_of_all(catalogs, self.identity.run_id, limit=limit, check=check)
         if newest is None:
             return None
         catalog, entry = newest
@@ -161,13 +162,25 @@ class CheckpointerCallback(Callback):
 
     def go_back(self, trainer: Trainer) -> Path | None:
         """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it.
-        Collective."""
+        Collective.
+
+        Those that a stop has saved are passed over and removed, if there are others: the training goes back as it would
+        have without the stop.
+        """
         group = trainer.strategy.group
         with group.leading(self.saver) as leads:
             if leads:
                 self._await_save(trainer)
-        path = group.on_main(self.newest, GroupVerifier(group))
-        # The steps after the checkpoint are made anew, and saved anew.
+
+        def find() -> Path | None:
+            limit = max((facts.step for facts in self.retention.facts(None) if not facts.of_stop), default=None)
+            path = self.newest(limit=limit)
+            if path is not None and limit is not None:
+                # Their steps are made anew, and may be saved anew.
+                self.retention.leave_branch(limit, Newer.trash)
+            return path
+
+        path = group.on_main(find, GroupVerifier(group))
         self._failed_step = None
         self._last_saved_step = _step_of(self.retention.newest())
         return path
@@ -178,7 +191,9 @@ class CheckpointerCallback(Callback):
         """Check before the first step that the state can be saved, and make the folder ready. Collective."""
         self._failed_step, self._failures, self._has_begun = None, 0, False
         self._rules = SaveRules.of(self.settings, loop.checkpoint_interval)
-        self.retention.rules = RetentionRules.of(self.settings, loop.checkpoint_interval)
+        rolls_back = any(callback.rolls_back for callback in trainer.callbacks.values())
+        rules = RetentionRules.of(self.settings, loop.checkpoint_interval)
+        self.retention.rules = replace(rules, rolls_back=rolls_back)
         if not self.settings.enabled:
             return
         self._check_intervals(trainer, loop, train_loader)

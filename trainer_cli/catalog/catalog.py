@@ -17,7 +17,7 @@ from trainer_cli.files import is_url
 from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout import MANIFEST_FILE, numbers_within, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
-from trainer_cli.policy import CheckpointKind, Saved
+from trainer_cli.policy import OF_STOPS, CheckpointKind, Saved
 from trainer_cli.schema import CheckpointFormat
 from trainer_cli.steps import Progress
 from trainer_cli.storage import REMOVED_PREFIX, ReadableFolder, Storage, open_storage
@@ -111,6 +111,7 @@ class Entry:
             finished=self.manifest.finished is not None,
             pinned=self.pinned,
             finite=self.manifest.finite,
+            of_stop=self.manifest.reason in OF_STOPS,
             metrics=self.manifest.metrics,
             progress=Progress.of(self.manifest.progress),
         )

@@ -1,4 +1,5 @@
 from trainer_cli.policy.rules import (
+    OF_STOPS as OF_STOPS,
     BestRule as BestRule,
     CheckpointKind as CheckpointKind,
     Decision as Decision,

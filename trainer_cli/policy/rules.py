@@ -21,6 +21,9 @@ from trainer_cli.schema import CheckpointConfig, Removal
 from trainer_cli.steps import Duration, Interval, Progress, StepCounts
 
 _EPHEMERAL = "checkpoint.ephemeral_save_interval"
+_STOPPED, _PART_ENDED = "training was stopped", "end of a part of the training"
+OF_STOPS = frozenset({_STOPPED, _PART_ENDED})
+"""Reasons of saves that a training without the stop would not have made."""
 _MAX_COMPARED = 1000
 """Steps of ephemeral saves that are compared with those of regular ones."""
 ToInterval = Callable[[str, Any], Interval | None]
@@ -52,6 +55,8 @@ class Saved:
     pinned: bool = False
     finite: bool = True
     """False: a resume would not choose it, so it replaces no other."""
+    of_stop: bool = False
+    """A training without the stop would not have it, so none goes back to it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     progress: Progress | None = None
@@ -241,13 +246,14 @@ class SaveRules:
             return Decision(CheckpointKind.regular, "requested")
         if self.keep_best is not None and (merit := self.keep_best.why_enter(facts.metrics, facts.saved)):
             return Decision(CheckpointKind.ephemeral, merit)
-        if occasion is Occasion.part and self.save_final:
-            return Decision(CheckpointKind.ephemeral, "end of a part of the training")
-        if occasion in (Occasion.stop, Occasion.last_stop) and self.save_on_stop:
-            return Decision(CheckpointKind.ephemeral, "training was stopped")
         often = self.ephemeral_save_interval
         if often is not None and often.due(now) and not facts.on_hold and not self._cools_down(facts):
             return Decision(CheckpointKind.ephemeral, f"{often}, ephemeral")
+        # After those that a training without the stop follows too.
+        if occasion is Occasion.part and self.save_final:
+            return Decision(CheckpointKind.ephemeral, _PART_ENDED)
+        if occasion in (Occasion.stop, Occasion.last_stop) and self.save_on_stop:
+            return Decision(CheckpointKind.ephemeral, _STOPPED)
         if self.budget is not None and not facts.writing and not facts.on_hold and not self._cools_down(facts):
             if facts.cost is None:
                 return Decision(CheckpointKind.ephemeral, "auto, ephemeral")
@@ -296,6 +302,8 @@ class RetentionRules:
     keep_best: BestRule | None = None
     fixed_steps: frozenset[int] = frozenset()
     save_interval: Interval | None = None
+    rolls_back: bool = False
+    """A callback may go back to the newest checkpoint that is not of a stop: it stays."""
 
     @classmethod
     def of(cls, settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:
@@ -352,7 +360,7 @@ class RetentionRules:
         for no other, the newest first, and the rest, the oldest first."""
         settled: list[Saved] = []
         undecided: list[Saved] = []
-        newest, newest_finite, regulars = True, True, 0
+        newest, newest_finite, goes_back, regulars = True, True, self.rolls_back, 0
         # It goes from the newest on, because what counts as newest depends on those already seen.
         for checkpoint in reversed(kept):
             counted = checkpoint.finite and checkpoint.kind is CheckpointKind.regular
@@ -362,15 +370,17 @@ class RetentionRules:
             # It counts for the spans of others, also where another rule keeps it.
             ages = counted and bool(self.keep_by_age)
             is_newest = newest or (checkpoint.finite and newest_finite)
-            matters = is_newest or in_max_checkpoints or measured or ages
+            by_rule = checkpoint.finite and not checkpoint.of_stop
+            matters = is_newest or (by_rule and goes_back) or in_max_checkpoints or measured or ages
             (undecided if matters else settled).append(checkpoint)
-            newest, newest_finite = False, newest_finite and not checkpoint.finite
+            newest, newest_finite, goes_back = False, newest_finite and not checkpoint.finite, goes_back and not by_rule
         return settled, undecided[::-1]
 
     def _rank_names(self, ordered: Sequence[Saved]) -> _RankedNames:
         """The names of those that stay because of their rank, of checkpoints that are ordered newest first."""
         finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
-        newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
+        by_rule = (one for one in ordered if self.rolls_back and one.finite and not one.of_stop)
+        newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1), *islice(by_rule, 1))}
         regulars = [
             checkpoint for checkpoint in ordered if checkpoint.finite and checkpoint.kind is CheckpointKind.regular
         ]
@@ -424,7 +434,7 @@ class _RankedNames(NamedTuple):
     """Names of checkpoints that stay because of their rank among all checkpoints."""
 
     newest: Collection[str]
-    """The newest, and where that is not finite, the one that a resume would choose."""
+    """The newest, what a resume would choose if that is not finite, and what a roll-back would go back to."""
     counted: Collection[str]
     """The `max_checkpoints` newest regulars; empty if that is None."""
     best: Collection[str]

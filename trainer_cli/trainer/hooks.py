@@ -106,7 +106,8 @@ class Callback(CheckedArguments):
     evaluates: bool = False
     """Whether the state changes the result of an evaluation. It is then loaded with the weights for an evaluation, as
     {} if the checkpoint has none."""
-
+    rolls_back: bool = False
+    """Whether it may call `Trainer.ask_to_roll_back`. The checkpoint to go back to then stays when a stop saves one."""
     measures_only: bool = False
     """Whether it changes nothing of the training, so that the start of a fit does not list it."""
 
@@ -336,7 +337,7 @@ class CheckpointSaver(Protocol):
 
 _NO_HOOKS = (
     "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "logged_metrics",
-    "check_wanted_metrics", "end_rule", "validation_hooks", "measures_only",
+    "check_wanted_metrics", "end_rule", "validation_hooks", "measures_only", "rolls_back",
 )  # fmt: skip
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS

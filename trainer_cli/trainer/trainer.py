@@ -472,7 +472,7 @@ class Trainer:
     def ask_to_roll_back(self) -> None:
         """Request to go back, after the current step, to the newest checkpoint, and on with the data after this step.
 
-        The training ends with a NotFiniteError if there is no checkpoint whose weights are finite.
+        Those of stops are passed over. Without one whose weights are finite the training ends with a NotFiniteError.
         """
         self.requests.roll_back()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tiny import Line, ListLogger, StopAt, everything, same
 
 from trainer_cli.addons.watch.loss_spike import LossSpike
 from trainer_cli.callbacks.check_finite import CheckFinite
+from trainer_cli.catalog import Catalog
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
@@ -158,19 +159,36 @@ def test_roll_back_never_sees_the_batches_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", ["skip", "roll_back"])
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_resume_is_exact_wherever_it_was_stopped(action: str, accumulated: int, tmp_path: Path) -> None:
-    """Without a save at the stop, a resume goes back to step 6 or so, as after a kill."""
+@pytest.mark.parametrize(
+    "saves", [{}, {"save_interval": 50, "ephemeral_save_interval": 3}, {"save_interval": None, "fixed_steps": [2, 9]}]
+)
+def test_a_resume_is_exact_wherever_it_was_stopped(
+    action: str, accumulated: int, saves: dict[str, Any], tmp_path: Path
+) -> None:
+    """With a save at the stop, which the straight run lacks, and without one, as after a kill."""
     window = {"window": 8} if accumulated == 1 else {"window": 4}
     more = {"settings": {"grad_accum_steps": accumulated, "eval_interval": 5}}
     straight = ListLogger()
-    whole = _fit(tmp_path / "whole", _spike(action, **window), _plant(SPIKE), logger=straight, **more)
-    # The training must not go back to a checkpoint that the straight run lacks: only after the spike a stop saves.
-    for stop, saves in ((4, False), (8, False), (10, False), (13, True)):
-        folder, logger = tmp_path / str(stop), ListLogger()
-        _fit(folder, _spike(action, **window), _plant(SPIKE), StopAt(stop), logger=logger, save_on_stop=saves, **more)
-        resumed = _fit(folder, _spike(action, **window), _plant(SPIKE), logger=logger, **more)
-        assert same(everything(whole), everything(resumed)) == [], stop
+    whole = _fit(tmp_path / "whole", _spike(action, **window), _plant(SPIKE), logger=straight, saves=saves, **more)
+    for stop, on_stop in product((4, 5, 6, 7, 8, 10, 13), (False, True)):
+        folder, logger = tmp_path / f"{stop}-{on_stop}", ListLogger()
+        stops = {**saves, "save_on_stop": on_stop}
+        # The second time at that step of the steps that are made again, if it is one of them.
+        for _ in range(2):
+            _fit(folder, _spike(action, **window), _plant(SPIKE), StopAt(stop), logger=logger, saves=stops, **more)
+        resumed = _fit(folder, _spike(action, **window), _plant(SPIKE), logger=logger, saves=saves, **more)
+        assert same(everything(whole), everything(resumed)) == [], (stop, on_stop)
         assert logger.stream == straight.stream
+
+
+@pytest.mark.parametrize("stop", [7, 8])
+def test_a_step_that_a_stop_had_saved_is_saved_anew_after_it_was_undone(stop: int, tmp_path: Path) -> None:
+    for _ in range(2):
+        _fit(tmp_path, _spike("roll_back"), _plant(SPIKE), StopAt(stop))
+    newest = Catalog.of(tmp_path / "ckpt").newest_valid()
+    assert newest is not None
+    assert newest.manifest is not None
+    assert (newest.step, newest.manifest.progress["passed_over"]) == (stop, 3)
 
 
 def test_more_than_max_times_end_the_training(tmp_path: Path) -> None:

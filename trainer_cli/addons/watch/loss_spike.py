@@ -61,6 +61,7 @@ class LossSpike(Callback):
         check_whole("window", window, 4)
         check_whole("max_times", max_times, 0)
         self.action, self.deviations, self.window, self.max_times = action, deviations, window, max_times
+        self.rolls_back = action == "roll_back"
         self.times = 0
         """Steps that were skipped, or times that the training went back."""
         self._before: list[float] = []
