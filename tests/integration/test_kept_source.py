@@ -431,6 +431,23 @@ def test_a_source_finds_what_lies_beside_its_project_and_what_git_ignores(projec
     assert OWN in done.err
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_module_by_a_computed_name_is_told_where_it_is_not_that_of_the_run(project: Path, edited: bool) -> None:
+    write_files(project, {"mine/plugins/__init__.py": "", "mine/plugins/one.py": "SHIFT = 0.5\n"})
+    late = (
+        "import importlib\n\n\ndef shift(name='one'):\n    module = importlib.import_module(f'mine.plugins.{name}')\n"
+    )
+    (project / "mine/late.py").write_text(late + "    return module.SHIFT\n")
+    done = train("fit", MINE, "name=computed", cwd=project)
+    assert done.code == 0, done.err
+    if edited:
+        edit(project)
+    done = train("replay", "runs/computed", "6", "--quiet", cwd=project, cold=True)
+    assert (done.code, done.out[:8]) == (0, "verified"), done.err + done.out
+    told = "not kept with the source, and imported from the project: mine/plugins/__init__.py, mine/plugins/one.py"
+    assert (told in done.err) is edited
+
+
 def test_an_error_in_the_source_of_a_run_does_not_send_to_the_project_that_one_is_in(project: Path) -> None:
     edit(project)
     done = validate(project, "model._target_=mine.net.Other")

@@ -198,6 +198,7 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
         view = folder.resolve() / "of" / project.name
         view.mkdir(parents=True, exist_ok=True)
         stack.callback(_move_written, source, view, beside)
+        stack.callback(_report_others, source, view)
         # Code that looks for data or packages beside its project, by its own path, finds them.
         for name in list_names(beside.parent):
             if name != project.name:
@@ -211,6 +212,12 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
         ) from None
     os.environ[VIEW_VARIABLE] = json.dumps([source.digest, str(project), str(view)])
     _enter(project, view)
+
+
+def _report_others(source: KeptSource, view: Path) -> None:
+    """Log which modules were imported that were not kept."""
+    if others := sorted({file for file in find_imported_modules(view).values() if file not in source.files}):
+        log.warning("not kept with the source, and imported from the project: %s", format_first(others))
 
 
 def _move_written(source: KeptSource, view: Path, project: Path) -> None:
