@@ -139,6 +139,8 @@ def test_each_stretch_that_proves_nothing_says_why(run: Path, capsys: pytest.Cap
     for problem in problems[1:3]:
         assert problem.startswith("cannot be made: a file of the checkpoint is damaged")
     assert problems[3].startswith("not equal: step 14: train/loss is ")
+    assert main(["check", "run", "run", "--stretches", "all"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "not verified: of 4 stretches 1 not equal, 2 cannot be made"
 
 
 @pytest.mark.parametrize(

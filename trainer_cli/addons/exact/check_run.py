@@ -32,6 +32,7 @@ from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
 
 CHECK_FILE = "check.json"
+_NOT_MADE = "cannot be made: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,11 @@ class RunCheck:
 
     def __str__(self) -> str:
         if not self.equal:
-            differing = sum(stretch.problem is not None for stretch in self.stretches)
-            return f"not equal: {differing} of {format_count(len(self.stretches), 'stretch')}"
+            problems = [stretch.problem for stretch in self.stretches if stretch.problem is not None]
+            not_made = sum(problem.startswith(_NOT_MADE) for problem in problems)
+            parts = {"not equal": len(problems) - not_made, "cannot be made": not_made}
+            found = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+            return f"not verified: of {format_count(len(self.stretches), 'stretch')} {found}"
         steps = sum(stretch.last - stretch.start for stretch in self.stretches)
         verified = f"{len(self.stretches)} of {format_count(self.of, 'stretch')}, {format_count(steps, 'step')}"
         return f"verified: {verified}, equal in every record and tensor"
@@ -174,7 +178,7 @@ def _replay_stretch(run: Path, start: int, last: int, overrides: Sequence[str]) 
     try:
         outcome = replay_in_process(run, start + 1, last, overrides)
     except (UserError, CheckpointError) as error:
-        return ReplayedStretch(start, last, problem=f"cannot be made: {error}")
+        return ReplayedStretch(start, last, problem=f"{_NOT_MADE}{error}")
     return ReplayedStretch(start, last, outcome["records"], _find_problem(run, outcome, start, last))
 
 
