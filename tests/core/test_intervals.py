@@ -24,7 +24,7 @@ from trainer_cli.steps.progress import Progress
     ("text", "value", "unit"),
     [
         (500, 500, Unit.STEP),
-        ("500", 500, Unit.STEP),
+        ("500", None, None),
         ("500st", 500, Unit.STEP),
         ("1 step", 1, Unit.STEP),
         ("3ep", 3, Unit.EPOCH),
@@ -51,9 +51,6 @@ from trainer_cli.steps.progress import Progress
         (-3, None, None),
         ("-3ep", None, None),
         ("1.5st", None, None),
-        ("1.5", None, None),
-        ("0", None, None),
-        ("9" * 30, None, None),
         ("2.5sp", None, None),
         ("3 parsecs", None, None),
         ("1h30", None, None),

@@ -79,7 +79,7 @@ _NARROWER_SCHEMAS: Mapping[str, Schema] = {
 _WHOLE = r"\d+(e\+?\d{1,3})?"
 _PART = r"\d+(\.\d+)?"
 _UNITS: Mapping[Unit, str] = {
-    Unit.STEP: rf"{_WHOLE} *(st|steps?)?",
+    Unit.STEP: rf"{_WHOLE} *(st|steps?)",
     Unit.EPOCH: rf"{_PART}(e\+?\d{{1,3}})? *(ep|epochs?)",
     Unit.SAMPLE: rf"{_WHOLE} *(sp|samples?)",
     Unit.TOKEN: rf"{_WHOLE} *(tok|tokens?)",

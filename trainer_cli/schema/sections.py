@@ -452,8 +452,8 @@ class PruneRule(StrEnum):
 
 
 def _check_rungs(key: str, rungs: list[str]) -> None:
-    """Refuse what are not lengths of one unit, each longer than the one before."""
-    durations = [Duration.read(key, rung) for rung in rungs]
+    """Refuse what are not lengths of one unit, each longer than the one before; a number is one of steps."""
+    durations = [Duration.read(key, int(rung) if rung.isdecimal() else rung) for rung in rungs]
     pairs = pairwise(durations)
     if any(one.unit is not other.unit or one.value >= other.value for one, other in pairs):
         raise unfit_value(key, rungs, "a list of durations of one unit, each longer than the one before")

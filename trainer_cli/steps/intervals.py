@@ -38,7 +38,7 @@ COUNTERS = {
 }  # fmt: skip
 """Unit -> the field of `Progress`, and of `Counts`, that counts it. `last_FIELD` has the count one step earlier."""
 _WORDS = {
-    "": Unit.STEP, "st": Unit.STEP, "step": Unit.STEP, "steps": Unit.STEP,
+    "st": Unit.STEP, "step": Unit.STEP, "steps": Unit.STEP,
     "ep": Unit.EPOCH, "epoch": Unit.EPOCH, "epochs": Unit.EPOCH,
     "sp": Unit.SAMPLE, "sample": Unit.SAMPLE, "samples": Unit.SAMPLE,
     "tok": Unit.TOKEN, "token": Unit.TOKEN, "tokens": Unit.TOKEN,
@@ -50,7 +50,7 @@ _OTHER_WORDS = {
     "days": "d", "iteration": "st", "iterations": "st", "iter": "st", "iters": "st", "batches": "st",
 }  # fmt: skip
 """Words that are no units -> the unit that they mean."""
-_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]*)", re.IGNORECASE)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|sec|s)", re.IGNORECASE)
 # Exponents of any size would make fractions of thousands of digits, slow at every step.
 _MAX_AMOUNT = 10**18
@@ -132,7 +132,7 @@ class Duration:
 
 
 def _parse_text(text: str) -> tuple[Fraction, Unit]:
-    """The amount and unit in a text: a number with a unit, a number of steps, or times such as `1h30m`.
+    """The amount and unit in a text: a number with a unit, or times such as `1h30m`.
 
     Raises:
         ValueError: it is neither.

@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
 
         def compose() -> Composed:
             """Read the frozen config again, and tell it those that act at the end of the fit."""
-            until = {} if args.until is None else {"loop.hard_stop": args.until}
+            until = {}
+            if args.until is not None:
+                until["loop.hard_stop"] = int(args.until) if args.until.isdecimal() else args.until
             composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir, values=until)
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:
