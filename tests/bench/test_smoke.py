@@ -25,7 +25,7 @@ TABLES: dict[str, str] = next(
 )
 NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
-LONG = {"console", "failures", "growth", "ranks", "recovery", "search"}
+LONG = {"console", "failures", "growth", "probe", "ranks", "recovery", "search", "sweep"}
 """Tables of many processes or long runs, which campaigns measure."""
 OF_ADDONS = {
     "failures": "jobs", "files": "formats", "frequency": "text", "growth": "text", "recovery": "jobs",

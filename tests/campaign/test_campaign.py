@@ -13,7 +13,7 @@ from campaign.verdict import Verdict
 
 TRIALS = {"folders": (0, 1), "replacements": (0, 1), "uploads": (0, 1, 2, 3), "experiments": (8, 57)}
 """The numbers of the trials, by key; 0 for the others. These two experiments differ in nearly all that is drawn."""
-IN_CAMPAIGNS = ("kills_sync", "kill_points", "devices", "search")
+IN_CAMPAIGNS = ("kills_sync", "kill_points", "devices", "search", "compare", "submission")
 """Those that differ from another one by a setting, or take long. `scripts/faults` runs all of them many times."""
 QUICK = [fault for fault in load_classes() if Size.quick in fault.counts]
 

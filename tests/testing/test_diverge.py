@@ -115,7 +115,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-IN_CAMPAIGNS = ("one label", "epsilon", "weight decay", "betas", "precision")
+IN_CAMPAIGNS = ("one label", "epsilon", "weight decay", "betas", "precision", "dropout")
 """Another row has a difference of the same stage."""
 
 

@@ -242,8 +242,10 @@ class Kept(Data):
 
 CAMPAIGN = (
     "a callback that clears the momentum at each start",
+    "a callback whose counter acts at the step that is saved",
     "a dataset that is random at construction, unseeded",
     "an augmentation that depends on the worker",
+    "an optimizer with a counter that counts at some steps",
     "numbers that follow the order of a set",
     "persistent workers of a loader that the user brings",
 )

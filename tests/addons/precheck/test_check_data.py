@@ -163,7 +163,10 @@ def test_a_loader_of_batches_is_named_as_not_looked_at(check: Check) -> None:
     assert report["notes"] == ["val: its loader makes batches of its own, whose samples are not looked at"]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.campaign) if name in ("digits", "text") else name for name in EXPERIMENTS],
+)
 def test_the_data_of_an_experiment_that_ships_is_sound(
     empty_folder: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
