@@ -24,7 +24,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +227,7 @@ class SweepPlan:
             trials.append(Trial(self.draw(trials)))
         self.add([self.line.make_job(trial.values) for trial in trials])
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The folder of the lock, sweep.csv and the frozen configs."""
         return folder_of([job.base for job in self.planned])
