@@ -378,7 +378,7 @@ def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
 GATES = {
     "names that are taken past the face of a package": 0,
     "lines that importing trainer_cli.trainer.trainer brings in": 19_500,
-    "tokens of code": 552_555,
+    "tokens of code": 552_566,
     "names of public classes with several meanings": 0,
 }
 """What makes the package hard to read, at most. A change that lowers a figure lowers it here, too; one that raises a

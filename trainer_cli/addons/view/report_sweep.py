@@ -129,7 +129,7 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
     if plain is not None:
         return plain
     try:
-        durations = [Duration.parse(text) for text in texts]
+        durations = [Duration.parse(int(text) if text.isdecimal() else text) for text in texts]
     except ValueError:
         return None
     return [float(duration.value) for duration in durations] if len({d.unit for d in durations}) == 1 else None
