@@ -343,7 +343,8 @@ def running(
             yield started
         finally:
             if started.process.poll() is None:
-                os.killpg(started.process.pid, signal.SIGKILL)
+                # It may just have ended, and the server of the forks have not told yet.
+                started.signal(signal.SIGKILL, group=True)
 
 
 def make_project(root: Path, **files: str) -> Path:
