@@ -444,8 +444,8 @@ def test_a_module_by_a_computed_name_is_told_where_it_is_not_that_of_the_run(pro
         edit(project)
     done = train("replay", "runs/computed", "6", "--quiet", cwd=project, cold=True)
     assert (done.code, done.out[:8]) == (0, "verified"), done.err + done.out
-    told = "not kept with the source, and imported from the project: mine/plugins/__init__.py, mine/plugins/one.py"
-    assert (told in done.err) is edited
+    warning = "not kept with the source, and imported from the project: mine/plugins/__init__.py, mine/plugins/one.py"
+    assert (warning in done.err) is edited
 
 
 def test_an_error_in_the_source_of_a_run_does_not_send_to_the_project_that_one_is_in(project: Path) -> None:

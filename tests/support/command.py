@@ -343,7 +343,7 @@ def running(
             yield started
         finally:
             if started.process.poll() is None:
-                # It may just have ended, and the server of the forks have not told yet.
+                # The process may have ended although the server of the forks has not reported it yet.
                 started.signal(signal.SIGKILL, group=True)
 
 

@@ -191,9 +191,10 @@ class CheckpointerCallback(Callback):
         """Check before the first step that the state can be saved, and make the folder ready. Collective."""
         self._failed_step, self._failures, self._has_begun = None, 0, False
         self._rules = SaveRules.of(self.settings, loop.checkpoint_interval)
-        rolls_back = any(callback.rolls_back for callback in trainer.callbacks.values())
-        rules = RetentionRules.of(self.settings, loop.checkpoint_interval)
-        self.retention.rules = replace(rules, rolls_back=rolls_back)
+        self.retention.rules = replace(
+            RetentionRules.of(self.settings, loop.checkpoint_interval),
+            rolls_back=any(callback.rolls_back for callback in trainer.callbacks.values()),
+        )
         if not self.settings.enabled:
             return
         self._check_intervals(trainer, loop, train_loader)

@@ -51,7 +51,8 @@ def keep_source(
         begins: whether the attempt makes step 1.
     """
     try:
-        return _keep(run, composed, config_text, origin, environment, begins)
+        facts, files, values = _collect(composed, origin, environment)
+        return KeptSource.write(run, facts, files, config_text, values, begins=begins)
     except (OSError, UserError) as error:
         log.warning("the source of the run is not kept: %s", without_secrets(str(error)))
         return None
@@ -99,14 +100,10 @@ def _read_files(root: Path, paths: Iterable[str], not_kept: dict[str, str]) -> d
     return files
 
 
-def _keep(
-    run: RunDir,
-    composed: Composed,
-    config_text: str,
-    origin: DataAndSource,
-    environment: Mapping[str, Any],
-    begins: bool,
-) -> str:
+def _collect(
+    composed: Composed, origin: DataAndSource, environment: Mapping[str, Any]
+) -> tuple[SourceFacts, dict[str, bytes], dict[str, Any]]:
+    """The facts, the files, and the values of the config of which another one is another source."""
     root = composed.project_root
     modules = find_imported_modules(root)
     import_roots = find_import_roots(modules)
@@ -123,6 +120,6 @@ def _keep(
         samples=origin.samples,
         not_kept=not_kept,
     )
-    by_key = {".".join(path): value for path, value in whole_values(composed.raw)}
-    values = {key: value for key, value in by_key.items() if why_may_change(key) is None}
-    return KeptSource.write(run, facts, files, config_text, values, begins=begins)
+    leaves = whole_values(composed.raw)
+    values = {key: value for path, value in leaves if why_may_change(key := ".".join(path)) is None}
+    return facts, files, values
